@@ -107,8 +107,9 @@ impl PhysTranslator for Identity {
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: DmaMemory) {
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         self.0.advance();
+        Ok(())
     }
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
         let (addr, len) = (memory.addr(), memory.len());

@@ -22,9 +22,9 @@ pub enum Action {
     Request { owner: u8, buffer: u8 },
     /// `TableBackend::flush_retired`.
     FlushRetired { owner: u8 },
-    /// `PinnedWindows::pin`: an owner opens a window.
+    /// `Backend::window`: an owner opens a window.
     Pin { owner: u8, window: u8 },
-    /// `PinnedWindows::unpin`: an owner closes its window.
+    /// `WindowToken::close`: an owner closes its window.
     Unpin { owner: u8, window: u8 },
     /// `Invalidator::take_batch`, by whichever thread polls.
     TakeBatch,
@@ -77,10 +77,10 @@ impl fmt::Display for Action {
                 write!(f, "owner {owner}: TableBackend::flush_retired requests the page's flush")
             }
             Self::Pin { owner, window } => {
-                write!(f, "owner {owner}: PinnedWindows::pin of window {window}")
+                write!(f, "owner {owner}: Backend::window of window {window}")
             }
             Self::Unpin { owner, window } => {
-                write!(f, "owner {owner}: PinnedWindows::unpin of window {window}")
+                write!(f, "owner {owner}: WindowToken::close of window {window}")
             }
             Self::TakeBatch => write!(f, "a thread polls: Invalidator::take_batch"),
             Self::Submit => write!(f, "the same thread: InvalidationQueue::submit"),

@@ -6,16 +6,17 @@
 
 use pinfold_core::access::{Access, FromDevice};
 use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::{Backend, BackendError, BackendStats, Domain, DomainId, Pinned};
-use pinfold_core::invalidate::{Ticket, WaitLimit};
+use pinfold_core::domain::{
+    Backend, BackendError, Domain, DomainId, Pinned, Properties, Revocation, Wait, WindowToken,
+};
+use pinfold_core::invalidate::Ticket;
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::table::PinnedLeaf;
 use std::cell::UnsafeCell;
 use std::error::Error;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 /// The memory that a device may be given: four pages.
@@ -83,8 +84,8 @@ fn device_writes(at: Iova) -> Option<usize> {
 struct Unit;
 
 impl Backend for Unit {
-    fn name(&self) -> &'static str {
-        "sixteen windows"
+    fn properties(&self) -> Properties {
+        Properties::new("sixteen windows")
     }
     unsafe fn register_memory(&self, asked: DmaMemory) -> Result<(), BackendError> {
         let (addr, len) = (asked.addr(), asked.len());
@@ -96,10 +97,22 @@ impl Backend for Unit {
             false => Ok(()),
         }
     }
-    fn unregister_memory(&self, _: DmaMemory) {
-        REGISTERED.store(false, Ordering::Release);
+    fn unregister_memory(&self, asked: DmaMemory) -> Result<(), BackendError> {
+        let (addr, len) = (asked.addr(), asked.len());
+        let all = addr == memory().addr() && len == memory().len();
+        if all && REGISTERED.swap(false, Ordering::AcqRel) {
+            windows().fill_with(|| None); // whatever was mapped
+            return Ok(());
+        }
+        Err(BackendError::NotRegistered { addr, len })
     }
-    fn map(&self, iova: IovaRange, mapped: DmaMemory, access: Access) -> Result<(), BackendError> {
+    fn map(
+        &self,
+        iova: IovaRange,
+        mapped: DmaMemory,
+        access: Access,
+        _: Option<&WindowToken>,
+    ) -> Result<(), BackendError> {
         let (addr, len) = (mapped.addr(), mapped.len());
         let registered = addr.checked_sub(memory().addr()).is_some_and(|at| at < memory().len());
         if !registered || !REGISTERED.load(Ordering::Acquire) {
@@ -111,11 +124,12 @@ impl Backend for Unit {
         *free.ok_or(BackendError::Refused { iova, reason })? = Some(Window { iova, addr, access });
         Ok(())
     }
-    fn revoke(
+    fn revoke<'w>(
         &self,
-        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+        first: Revocation<'w>,
+        rest: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError> {
-        for (range, _) in ranges {
+        for Revocation { range, .. } in std::iter::once(first).chain(rest) {
             // A range is the union of whole maps: all windows inside end, not only the first.
             for window in windows().iter_mut() {
                 window.take_if(|window| range.covers(&window.iova));
@@ -123,14 +137,9 @@ impl Backend for Unit {
         }
         Ok(Ticket::COMPLETED) // nothing is cached
     }
-    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
-        Poll::Ready(self.wait(ticket, None))
-    }
-    fn wait(&self, ticket: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
-        if ticket == Ticket::COMPLETED { Ok(()) } else { Err(BackendError::NotRevoked) }
-    }
-    fn stats(&self) -> BackendStats {
-        BackendStats::default()
+    fn wait(&self, ticket: Ticket, _: Wait<'_>) -> Poll<Result<(), BackendError>> {
+        let completed = ticket == Ticket::COMPLETED;
+        Poll::Ready(completed.then_some(()).ok_or(BackendError::NotRevoked))
     }
 }
 
@@ -146,7 +155,7 @@ fn main() -> std::process::ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
-    let domain = Domain::new(Box::new(Unit), IovaSpace::new(32)?);
+    let domain = Domain::new(Arc::new(Unit), IovaSpace::new(32)?);
     // SAFETY: the memory is static.
     unsafe { domain.register_memory(memory()) }?;
     let mut local = domain.local();
@@ -165,6 +174,6 @@ fn run() -> Result<(), Box<dyn Error>> {
     println!("no window is left");
     let one = domain.map(Page::take().ok_or("the pages have come back")?, FromDevice)?;
     domain.unmap(one)?;
-    domain.unregister_memory(memory());
+    domain.unregister_memory(memory())?;
     Ok(())
 }

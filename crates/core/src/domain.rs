@@ -34,22 +34,19 @@
 //! ```
 //! # use pinfold_core::access::Access;
 //! # use pinfold_core::addr::{Iova, IovaRange};
-//! # use pinfold_core::domain::{Backend, BackendError, BackendStats, DomainId, Pinned};
-//! # use pinfold_core::invalidate::{Ticket, WaitLimit};
+//! # use pinfold_core::domain::{Backend, BackendError, DomainId, Pinned, Properties, Revocation, Wait, WindowToken};
+//! # use pinfold_core::invalidate::Ticket;
 //! # use pinfold_core::iova::IovaSpace;
 //! # use pinfold_core::mem::DmaMemory;
-//! # use pinfold_core::table::PinnedLeaf;
 //! # use std::task::Poll;
 //! # struct Toy;
 //! # impl Backend for Toy {
-//! #     fn name(&self) -> &'static str { "toy" }
+//! #     fn properties(&self) -> Properties { Properties::new("toy") }
 //! #     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> { Ok(()) }
-//! #     fn unregister_memory(&self, _: DmaMemory) {}
-//! #     fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> { Ok(()) }
-//! #     fn revoke(&self, _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>) -> Result<Ticket, BackendError> { Ok(Ticket::COMPLETED) }
-//! #     fn check(&self, _: Ticket) -> Poll<Result<(), BackendError>> { Poll::Ready(Ok(())) }
-//! #     fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> { Ok(()) }
-//! #     fn stats(&self) -> BackendStats { BackendStats::default() }
+//! #     fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> { Ok(()) }
+//! #     fn map(&self, _: IovaRange, _: DmaMemory, _: Access, _: Option<&WindowToken>) -> Result<(), BackendError> { Ok(()) }
+//! #     fn revoke<'w>(&self, _: Revocation<'w>, _: &mut dyn Iterator<Item = Revocation<'w>>) -> Result<Ticket, BackendError> { Ok(Ticket::COMPLETED) }
+//! #     fn wait(&self, _: Ticket, _: Wait<'_>) -> Poll<Result<(), BackendError>> { Poll::Ready(Ok(())) }
 //! # }
 //! # #[repr(align(4096))]
 //! # struct Page([u8; 4096]);
@@ -69,7 +66,7 @@
 //! }
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let domain = Domain::new(Box::new(Toy), IovaSpace::new(39)?);
+//! # let domain = Domain::new(std::sync::Arc::new(Toy), IovaSpace::new(39)?);
 //! let mut local = domain.local();
 //! let mapping = local.map(Buffer::new(), FromDevice)?;
 //! let mut driver = Driver { local, ring: vec![mapping] };
@@ -101,8 +98,8 @@ mod watch;
 mod window;
 
 pub use backend::{
-    Backend, ExtentCache, Generation, Generations, PhysExtent, PhysTranslator, PinnedWindows,
-    Properties, TableBackend, Until,
+    Backend, Generation, Generations, PhysExtent, PhysTranslator, Properties, Revocation,
+    TableBackend, Until, Wait, WindowToken,
 };
 pub use error::BackendError;
 pub use late::{deferred_bytes, quarantined_bytes};

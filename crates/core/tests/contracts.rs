@@ -7,15 +7,15 @@
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange, PhysAddr, PhysRange};
 use pinfold_core::domain::{
-    Backend, BackendError, BackendStats, Domain, DomainId, Generation, Generations, PhysExtent,
-    PhysTranslator, Pinned, Revoked, TableBackend, Unrevoked, Until,
+    Backend, BackendError, Domain, DomainId, Generation, Generations, PhysExtent, PhysTranslator,
+    Pinned, Properties, Revocation, Revoked, TableBackend, Unrevoked, Wait, WindowToken,
 };
 use pinfold_core::invalidate::{
     Descriptor, InvalidationQueue, QueueError, Ticket, WaitError, WaitLimit,
 };
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::table::{Entry, Format, PinnedLeaf, Table, TableMemory, TablePage, TablePages};
+use pinfold_core::table::{Entry, Format, Table, TableMemory, TablePage, TablePages};
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -91,14 +91,22 @@ impl Shared {
 }
 
 impl Backend for Shared {
-    fn name(&self) -> &'static str {
-        "strict"
+    fn properties(&self) -> Properties {
+        Properties::new("strict")
     }
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: DmaMemory) {}
-    fn map(&self, iova: IovaRange, memory: DmaMemory, _: Access) -> Result<(), BackendError> {
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn map(
+        &self,
+        iova: IovaRange,
+        memory: DmaMemory,
+        _: Access,
+        _: Option<&WindowToken>,
+    ) -> Result<(), BackendError> {
         let mut state = self.0.lock().unwrap();
         assert_eq!(iova.len(), memory.len() as u64, "as long as the memory");
         assert!(iova.is_aligned(4096) && memory.addr().is_multiple_of(4096), "whole pages");
@@ -114,15 +122,15 @@ impl Backend for Shared {
         state.maps.insert(iova.start().raw(), iova);
         Ok(())
     }
-    fn revoke(
+    fn revoke<'w>(
         &self,
-        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+        first: Revocation<'w>,
+        rest: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError> {
         let mut state = self.0.lock().unwrap();
         let ticket = Ticket(state.last + 1);
-        let mut any = false;
-        for (range, pin) in ranges {
-            assert!(pin.is_none(), "this backend has no windows");
+        for Revocation { range, window } in std::iter::once(first).chain(rest) {
+            assert!(window.is_none(), "this backend has no windows");
             let inside = range.start().raw()..range.end().raw();
             let maps: Vec<IovaRange> = state.maps.range(inside).map(|(_, map)| *map).collect();
             let bytes: u64 = maps.iter().map(IovaRange::len).sum();
@@ -133,41 +141,33 @@ impl Backend for Shared {
             state.in_flight.push((ticket, range));
             state.revoked.0 += 1;
             state.revoked.1 += maps.len();
-            any = true;
-        }
-        if !any {
-            return Ok(Ticket::COMPLETED);
         }
         state.last = ticket.0;
         Ok(ticket)
     }
-    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
-        let state = self.0.lock().unwrap();
+    fn wait(&self, ticket: Ticket, wait: Wait<'_>) -> Poll<Result<(), BackendError>> {
+        // A caller that has no limit waits until the deadline, and one with a limit for less.
+        if let Wait::ToDeadline = wait {
+            self.complete(ticket.0);
+        }
+        let mut state = self.0.lock().unwrap();
+        let last = Ticket(state.last);
         if ticket.0 <= state.completed {
             return Poll::Ready(Ok(()));
         }
-        let last = Ticket(state.last);
         if ticket > last {
             return Poll::Ready(Err(WaitError::Unknown { ticket, last }.into()));
         }
-        Poll::Pending
-    }
-    fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError> {
-        // A caller that has no limit waits until the deadline, and one with a limit for less.
-        if limit.is_none() {
-            self.complete(ticket.0);
+        match wait {
+            Wait::Not => Poll::Pending,
+            Wait::Wake(_, waker) => {
+                state.wakers.push((ticket, waker.clone()));
+                Poll::Pending
+            }
+            Wait::ToDeadline | Wait::For(_) => {
+                Poll::Ready(Err(WaitError::TimedOut { ticket, waited_ns: 1, polls: 1 }.into()))
+            }
         }
-        let late = WaitError::TimedOut { ticket, waited_ns: 1, polls: 1 };
-        match self.check(ticket) {
-            Poll::Ready(ended) => ended,
-            Poll::Pending => Err(late.into()),
-        }
-    }
-    fn wake(&self, ticket: Ticket, _: Until, waker: &Waker) {
-        self.0.lock().unwrap().wakers.push((ticket, waker.clone()));
-    }
-    fn stats(&self) -> BackendStats {
-        BackendStats::default()
     }
 }
 
@@ -186,7 +186,7 @@ impl Random {
 #[test]
 fn a_domain_keeps_what_the_page_of_backend_says() {
     let backend = Shared::default();
-    let domain = Domain::new(Box::new(backend.clone()), IovaSpace::new(39).unwrap());
+    let domain = Domain::new(Arc::new(backend.clone()), IovaSpace::new(39).unwrap());
     let mut random = Random(38);
     let mut owners = [domain.local(), domain.local()];
     let mut mapped: Vec<Unrevoked<Memory>> = Vec::new();
@@ -240,7 +240,7 @@ fn a_domain_keeps_what_the_page_of_backend_says() {
 /// A refusal of a backend of one's own speaks its words, and gives the payload back.
 #[test]
 fn a_backend_refuses_in_its_own_words() {
-    let domain = Domain::new(Box::new(Shared::default()), IovaSpace::new(39).unwrap());
+    let domain = Domain::new(Arc::new(Shared::default()), IovaSpace::new(39).unwrap());
     let refused = domain.map(Memory::new(1, 7), FromDevice).unwrap_err();
     assert!(refused.payload.is_some() && !refused.error.stays_reachable());
     assert!(refused.to_string().contains("seven pages are unlucky"), "{refused}");
@@ -333,8 +333,9 @@ impl PhysTranslator for Queue {
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: DmaMemory) {
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         self.generations.advance();
+        Ok(())
     }
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
         let phys = PhysRange::new(PhysAddr::new(memory.addr() as u64), memory.len() as u64);
@@ -349,7 +350,7 @@ impl PhysTranslator for Queue {
 fn a_table_backend_takes_a_format_a_queue_and_memory_of_ones_own() {
     let table = Table::<Own>::new(Heap::pages(1), 3).unwrap().with_memory(Box::new(Heap));
     let backend = TableBackend::new("own", Queue::default(), table);
-    let domain = Domain::new(Box::new(backend), IovaSpace::new(39).unwrap());
+    let domain = Domain::new(Arc::new(backend), IovaSpace::new(39).unwrap());
     let mut owner = domain.local();
     let (mut random, mut mapped) = (Random(7), Vec::new());
     for _ in 0..500 {

@@ -6,11 +6,12 @@
 
 use pinfold_core::access::{Access, FromDevice};
 use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::{Backend, BackendError, BackendStats, Domain, DomainId, Pinned};
-use pinfold_core::invalidate::{Ticket, WaitLimit};
+use pinfold_core::domain::{
+    Backend, BackendError, Domain, DomainId, Pinned, Properties, Revocation, Wait, WindowToken,
+};
+use pinfold_core::invalidate::Ticket;
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::table::PinnedLeaf;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,30 +41,33 @@ static ALLOCATOR: Counting = Counting;
 struct NoDevice;
 
 impl Backend for NoDevice {
-    fn name(&self) -> &'static str {
-        "no device"
+    fn properties(&self) -> Properties {
+        Properties::new("no device")
     }
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: DmaMemory) {}
-    fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> {
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn revoke(
+    fn map(
         &self,
-        _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+        _: IovaRange,
+        _: DmaMemory,
+        _: Access,
+        _: Option<&WindowToken>,
+    ) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn revoke<'w>(
+        &self,
+        _: Revocation<'w>,
+        _: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError> {
         Ok(Ticket::COMPLETED)
     }
-    fn check(&self, _: Ticket) -> Poll<Result<(), BackendError>> {
+    fn wait(&self, _: Ticket, _: Wait<'_>) -> Poll<Result<(), BackendError>> {
         Poll::Ready(Ok(()))
-    }
-    fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn stats(&self) -> BackendStats {
-        BackendStats::default()
     }
 }
 
@@ -105,7 +109,7 @@ const BUFFERS: usize = 2 * 160;
 
 #[test]
 fn unmapping_allocates_nothing_also_where_windows_become_empty() {
-    let domain = Domain::new(Box::new(NoDevice), IovaSpace::new(39).unwrap());
+    let domain = Domain::new(std::sync::Arc::new(NoDevice), IovaSpace::new(39).unwrap());
     let mut local = domain.local();
     let mapped: Vec<_> =
         (0..BUFFERS).map(|_| local.map(Buffer::new(), FromDevice).unwrap()).collect();

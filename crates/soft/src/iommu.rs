@@ -224,8 +224,8 @@ impl<Q: InvalidationQueue> PhysTranslator for SoftQueue<Q> {
         unsafe { self.iommu.register_memory(memory) }
     }
 
-    fn unregister_memory(&self, memory: DmaMemory) {
-        self.iommu.unregister_memory(memory);
+    fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        self.iommu.unregister_memory(memory)
     }
 
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
@@ -290,7 +290,7 @@ fn with_table<F: Format, Q: InvalidationQueue + 'static>(
     let backend = TableBackend::new("soft", queue, table);
     iommu.attach(backend.root(), config.levels);
     let iovas = IovaSpace::new(backend.bits())?;
-    Ok((Domain::new(Box::new(backend), iovas), SoftBus(iommu)))
+    Ok((Domain::new(Arc::new(backend), iovas), SoftBus(iommu)))
 }
 
 /// The bus of the device models behind a [`domain`]. A handle: a clone is the same bus. Without the
@@ -385,6 +385,7 @@ unsafe impl Pinned for Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        self.iommu.0.unregister_memory(self.memory.memory());
+        // Refused only where it is not registered, which it has been since it was made.
+        let _ = self.iommu.0.unregister_memory(self.memory.memory());
     }
 }

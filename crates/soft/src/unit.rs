@@ -95,15 +95,16 @@ impl Unit {
         self.registry.write().unwrap_or_else(PoisonError::into_inner).add(memory)
     }
 
-    pub(super) fn unregister_memory(&self, memory: DmaMemory) {
+    pub(super) fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         if !self.registry.write().unwrap_or_else(PoisonError::into_inner).remove(memory) {
-            return;
+            return Err(BackendError::NotRegistered { addr: memory.addr(), len: memory.len() });
         }
         self.generations.advance();
         // A device that found the memory before it left the registry did so under its own lock:
         // afterwards its access has ended and what it found is dropped.
         let removed = |page: &DmaMemory| inside(memory, page.addr(), page.len()).is_some();
         self.each_device(|device| device.state().drop_memory(removed));
+        Ok(())
     }
 
     /// Returns the registered memory around the start of `memory`, as far as it is contiguous.

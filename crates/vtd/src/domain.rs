@@ -255,8 +255,8 @@ impl<R: Registers, W: WriteBack, T: PhysTranslator> PhysTranslator for DomainQue
         unsafe { self.translator.register_memory(memory) }
     }
 
-    fn unregister_memory(&self, memory: DmaMemory) {
-        self.translator.unregister_memory(memory);
+    fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        self.translator.unregister_memory(memory)
     }
 
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {

@@ -355,7 +355,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     {
         let (backend, attachments) = self.create_backend(translator, memory, limit, Ticket(0))?;
         let bits = backend.bits().min(self.capabilities.address_bits());
-        let domain = Domain::new(Box::new(backend), IovaSpace::new(bits)?);
+        let domain = Domain::new(Arc::new(backend), IovaSpace::new(bits)?);
         if let Ok(interrupts) = IovaRange::new(Iova::new(0xfee0_0000), 1 << 20) {
             // Refused only where something is in use, and nothing is.
             let _ = domain.reserve_range(interrupts);

@@ -7,10 +7,9 @@ mod recorder;
 
 use accept::accepts;
 use pinfold_core::access::{Access, FromDevice};
-use pinfold_core::domain::{Backend, ExtentCache, Mapping, Revoked};
+use pinfold_core::domain::{Backend, Mapping, Revocation, Revoked, Wait, WindowToken};
 use pinfold_core::invalidate::{Ticket, WaitLimit};
 use pinfold_core::known_bad::{self, Mistake};
-use pinfold_core::table::PinnedLeaf;
 use pinfold_model::state::{BUFFERS, WINDOWS};
 use recorder::{Event, Memory};
 use std::collections::BTreeSet;
@@ -88,40 +87,40 @@ fn trace_of_a_domain(seed: u64, mistake: Option<Mistake>) -> Vec<Event> {
 /// Uses pinned windows at random, and returns what was seen.
 fn trace_of_windows(seed: u64) -> Vec<Event> {
     let (backend, queue, ranges) = recorder::pinned();
-    let windows = backend.windows().unwrap();
+    let backend = Arc::new(backend);
     let mut random = Random(seed);
-    let mut pins: [Option<PinnedLeaf>; WINDOWS] = Default::default();
+    let mut windows: [Option<WindowToken>; WINDOWS] = Default::default();
     let mut mapped: [Option<u8>; WINDOWS] = [None; WINDOWS];
     let mut revoked: [Option<(u8, Ticket)>; WINDOWS] = [None; WINDOWS];
     let mut free: Vec<u8> = (0..BUFFERS as u8).collect();
-    let mut extents = ExtentCache::new();
     for _ in 0..STEPS {
         let at = random.below(WINDOWS);
         let idle = mapped[at].is_none() && revoked[at].is_none();
-        match (random.below(5), &pins[at]) {
-            (0, None) => pins[at] = windows.pin(recorder::window_of(ranges[at])).ok(),
-            (0, Some(_)) if idle => windows.unpin(pins[at].take().unwrap()),
-            (1, Some(pin)) if idle => {
+        match (random.below(5), &windows[at]) {
+            (0, None) => {
+                windows[at] = Arc::clone(&backend).window(recorder::window_of(ranges[at]));
+            }
+            (0, Some(_)) if idle => windows[at].take().unwrap().close(),
+            (1, Some(window)) if idle => {
                 if !free.is_empty() {
                     let number = free.swap_remove(random.below(free.len()));
                     let memory = Memory(number);
                     let access = Access::READ | Access::WRITE;
-                    windows
-                        .map_pinned(pin, &mut extents, ranges[at], memory.pages(), access)
-                        .unwrap();
+                    backend.map(ranges[at], memory.pages(), access, Some(window)).unwrap();
                     std::mem::forget(memory);
                     mapped[at] = Some(number);
                 }
             }
-            (2, pin) => {
+            (2, window) => {
                 if let Some(number) = mapped[at].take() {
-                    let ticket = backend.revoke_one(ranges[at], pin.as_ref()).unwrap();
+                    let one = Revocation { range: ranges[at], window: window.as_ref() };
+                    let ticket = backend.revoke(one, &mut std::iter::empty()).unwrap();
                     revoked[at] = Some((number, ticket));
                 }
             }
             (3, _) => {
                 if let Some((number, _)) =
-                    revoked[at].take_if(|(_, ticket)| backend.check(*ticket).is_ready_and_ok())
+                    revoked[at].take_if(|(_, ticket)| backend.wait(*ticket, Wait::Not).is_ready_and_ok())
                 {
                     drop(Memory(number));
                     free.push(number);

@@ -212,8 +212,9 @@ impl PhysTranslator for Shared {
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: DmaMemory) {
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         self.0.generations.advance();
+        Ok(())
     }
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
         let phys = PhysRange::new(PhysAddr::new(memory.addr() as u64), memory.len() as u64);
@@ -289,7 +290,7 @@ fn begin(windows: impl IntoIterator<Item = u64>) {
 /// level 2.
 pub fn domain() -> (Domain, Shared, Mapping<Memory, FromDevice>) {
     let queue = Shared::default();
-    let domain = Domain::new(Box::new(backend(&queue)), IovaSpace::new(39).expect("39 bits"));
+    let domain = Domain::new(Arc::new(backend(&queue)), IovaSpace::new(39).expect("39 bits"));
     let reserve = |from: u64, to: u64| {
         let range = IovaRange::new(Iova::new(from), to - from).expect("a range");
         let _ = domain.reserve_range(range);

@@ -235,8 +235,7 @@ impl DomainLocal {
     ) -> impl Iterator<Item = Result<P, NotQuiesced<P>>> {
         let here = revoked.iter().filter(|one| one.belongs_to(&self.domain));
         let last = here.map(Revoked::ticket).filter(|ticket| *ticket != Ticket::NEVER).max();
-        let waited =
-            last.map_or(Ok(()), |last| self.domain.call(|backend| backend.wait(last, Some(limit))));
+        let waited = last.map_or(Ok(()), |last| self.domain.wait(last, Some(limit)));
         revoked.into_iter().map(move |one| {
             if !one.belongs_to(&self.domain) {
                 return one.wait_within(Some(limit));

@@ -6,16 +6,16 @@
 
 use super::late::Due;
 use super::owner::{Anyone, Caller, MAX_BYTES, Owner};
-use super::stats::BackendStats;
 use super::window::{Addresses, Origin};
-use super::{Backend, BackendError, Domain, DomainId, Pinned, Until};
+use super::{
+    Backend, BackendError, Domain, DomainId, Pinned, Properties, Revocation, Wait, WindowToken,
+};
 use crate::access::{Access, FromDevice};
 use crate::addr::{Iova, IovaRange};
-use crate::invalidate::{Ticket, WaitLimit};
+use crate::invalidate::Ticket;
 use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering, UnsafeCell, in_all_orders};
-use crate::table::PinnedLeaf;
 use alloc::vec::Vec;
 use core::ptr::NonNull;
 use core::task::{Poll, Waker};
@@ -41,41 +41,46 @@ impl Waking {
 }
 
 impl Backend for Arc<Waking> {
-    fn name(&self) -> &'static str {
-        "waking"
+    fn properties(&self) -> Properties {
+        Properties::new("waking")
     }
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: DmaMemory) {}
-    fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> {
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn revoke(
+    fn map(
         &self,
-        _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+        _: IovaRange,
+        _: DmaMemory,
+        _: Access,
+        _: Option<&WindowToken>,
+    ) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn revoke<'w>(
+        &self,
+        _: Revocation<'w>,
+        _: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError> {
         Ok(Ticket(self.last.fetch_add(1, Ordering::Relaxed) + 1))
     }
-    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
-        match self.done.load(Ordering::Acquire) >= ticket.0 {
+    fn wait(&self, ticket: Ticket, wait: Wait<'_>) -> Poll<Result<(), BackendError>> {
+        let wakers = self.wakers.lock();
+        let checked = match self.done.load(Ordering::Acquire) >= ticket.0 {
             true => Poll::Ready(Ok(())),
             false => Poll::Pending,
+        };
+        match wait {
+            Wait::Wake(_, waker) if checked.is_pending() => {
+                let mut wakers = wakers;
+                wakers.push((ticket, waker.clone()));
+                checked
+            }
+            Wait::Not | Wait::Wake(..) => checked,
+            Wait::ToDeadline | Wait::For(_) => Poll::Ready(Ok(())),
         }
-    }
-    fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn wake(&self, ticket: Ticket, _: Until, waker: &Waker) {
-        let mut wakers = self.wakers.lock();
-        if self.done.load(Ordering::Acquire) < ticket.0 {
-            return wakers.push((ticket, waker.clone()));
-        }
-        drop(wakers);
-        waker.wake_by_ref();
-    }
-    fn stats(&self) -> BackendStats {
-        BackendStats::default()
     }
 }
 
@@ -94,7 +99,7 @@ struct World {
 
 impl World {
     fn new() -> Arc<Self> {
-        let backend = Box::new(Arc::new(Waking::default()));
+        let backend = alloc::sync::Arc::new(Arc::new(Waking::default()));
         let domain = Domain::new(backend, IovaSpace::new(39).unwrap());
         Arc::new(Self { domain, cells: Cells([UnsafeCell::new(0), UnsafeCell::new(0)]) })
     }
@@ -285,7 +290,7 @@ fn loom_what_is_due_beside_a_release_is_released_by_one_of_the_two() {
         let (backend, dropped) = (Arc::new(Waking::default()), std::sync::Arc::new(()));
         backend.complete(Ticket(1));
         let space = IovaSpace::new(39).unwrap();
-        let domain = Arc::new(Domain::new(Box::new(Arc::clone(&backend)), space));
+        let domain = Arc::new(Domain::new(alloc::sync::Arc::new(Arc::clone(&backend)), space));
         for ticket in 1..=2 {
             let iova = domain.space.alloc_iova(4096, 4096, None).unwrap();
             let addresses = Addresses { iova, origin: Origin::Space };
@@ -328,7 +333,8 @@ impl Drop for Piece {
 fn loom_what_is_held_is_freed_by_the_wake_that_completes_it() {
     explore(2, || {
         let (backend, drops) = (Arc::new(Waking::default()), Arc::new(AtomicU64::new(0)));
-        let domain = Domain::new(Box::new(Arc::clone(&backend)), IovaSpace::new(39).unwrap());
+        let domain =
+            Domain::new(alloc::sync::Arc::new(Arc::clone(&backend)), IovaSpace::new(39).unwrap());
         let revoke = || domain.map(Piece(Arc::clone(&drops)), FromDevice).unwrap().revoke();
         let (first, second) = (revoke(), revoke());
         let dropping = thread::spawn(move || drop(first.quiesced()));

@@ -1,6 +1,7 @@
 //! [`Mapping`], a payload that a device can reach, and how it is made: at the static mapping that
 //! its memory is in, or at addresses of its own. Why a map is refused, and revoking many at once.
 
+use super::backend::Revocation;
 use super::error::BackendError;
 use super::late::Due;
 use super::owner::{Anyone, Caller};
@@ -13,10 +14,11 @@ use super::window::{Addresses, Origin};
 use crate::access::{Access, Direction};
 use crate::addr::{Iova, IovaRange, PageSize, Segment};
 use crate::drop_guard::{CleanUp, DropGuard};
+use crate::invalidate::Ticket;
 use crate::iova::IovaError;
 use crate::mem::DmaMemory;
 use crate::share::Shared;
-use crate::table::{PinnedLeaf, TableError};
+use crate::table::TableError;
 use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
@@ -172,7 +174,7 @@ impl<P: Pinned> Unrevoked<P> {
     #[inline(always)]
     pub(super) fn revoke_and_wait(&mut self, caller: &mut impl Caller) -> Result<(), BackendError> {
         self.0.revoke(caller);
-        self.0.quiesce(caller, |domain, ticket| domain.call(|backend| backend.wait(ticket, None)))
+        self.0.quiesce(caller, |domain, ticket| domain.wait(ticket, None))
     }
 
     /// Returns the payload of one that is quiesced.
@@ -416,7 +418,7 @@ impl Space {
     /// Maps `part`.
     #[inline(always)]
     fn map_part(&self, caller: &mut impl Caller, part: Part<'_>) -> Result<(), BackendError> {
-        match self.try_map_part(caller, part) {
+        match self.try_map_part(part) {
             Ok(()) => Ok(()),
             Err(error) => self.map_with_room(caller, part, error),
         }
@@ -438,7 +440,7 @@ impl Space {
                 break;
             }
             if if of_all { self.reclaim_idle() } else { caller.give_up_idle(self) } {
-                match self.try_map_part(caller, part) {
+                match self.try_map_part(part) {
                     Ok(()) => return Ok(()),
                     Err(again) => error = again,
                 }
@@ -448,15 +450,9 @@ impl Space {
     }
 
     #[inline(always)]
-    fn try_map_part(&self, caller: &mut impl Caller, part: Part<'_>) -> Result<(), BackendError> {
+    fn try_map_part(&self, part: Part<'_>) -> Result<(), BackendError> {
         let Part { addresses, iova, memory, access } = part;
-        match (addresses.pin(), caller.extents()) {
-            (Some(pin), Some(extents)) => self.call(|backend| match backend.windows() {
-                Some(windows) => windows.map_pinned(pin, extents, iova, memory, access),
-                None => backend.map(iova, memory, access),
-            }),
-            _ => self.call(|backend| backend.map(iova, memory, access)),
-        }
+        self.call(|backend| backend.map(iova, memory, access, addresses.token()))
     }
 
     #[inline(always)]
@@ -467,7 +463,7 @@ impl Space {
         limit: Option<Iova>,
     ) -> Result<Addresses, BackendError> {
         check_pages(memory)?;
-        if !self.translates
+        if !self.translates()
             && let Some(iova) = self.call(|backend| backend.required_iova(memory))?
         {
             if let Some(limit) = limit.filter(|limit| iova.last() > *limit) {
@@ -575,11 +571,11 @@ impl Space {
     /// whether a device may reach them.
     fn undo_map(&self, addresses: &Addresses, len: u64, error: BackendError) -> BackendError {
         let iova = addresses.iova;
-        let Some(part) = iova.part(0, len) else { return error };
-        let Ok(ticket) = self.call(|backend| backend.revoke_one(part, addresses.pin())) else {
+        let Some(range) = iova.part(0, len) else { return error };
+        let Ok(ticket) = self.revoke_one(Revocation { range, window: addresses.token() }) else {
             return BackendError::NotRevoked;
         };
-        match self.call(|backend| backend.wait(ticket, None)) {
+        match self.wait(ticket, None) {
             // Memory that cannot be revoked stays reachable, whatever becomes of the rest.
             _ if error.stays_reachable() && error.late_ticket().is_none() => error,
             // Tickets complete in order, so this one covers what `error` left reachable too.
@@ -602,7 +598,7 @@ impl Space {
             align = align.max(alignment(piece));
         }
         let first = payload.memory();
-        if !self.translates && self.call(|backend| backend.required_iova(first))?.is_some() {
+        if !self.translates() && self.call(|backend| backend.required_iova(first))?.is_some() {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             return Err(BackendError::NotContiguous { addr: first.addr(), len, run: first.len() });
         }
@@ -647,25 +643,31 @@ impl<P: Pinned> Drop for Batch<'_, P> {
     }
 }
 
-/// Joins ranges that follow each other in one window, or outside of all pinned ones.
-fn joined<'p>(
-    ranges: impl Iterator<Item = (IovaRange, Option<&'p PinnedLeaf>)>,
-) -> impl Iterator<Item = (IovaRange, Option<&'p PinnedLeaf>)> {
+/// Joins ranges that follow each other in one window, or outside of all of them.
+fn joined<'w>(
+    ranges: impl Iterator<Item = Revocation<'w>>,
+) -> impl Iterator<Item = Revocation<'w>> {
     let mut ranges = ranges.peekable();
     core::iter::from_fn(move || {
-        let (mut range, pin) = ranges.next()?;
-        let address = |pin: Option<&'p PinnedLeaf>| pin.map(core::ptr::from_ref);
-        let follows = |range: IovaRange, next: &(IovaRange, Option<&'p PinnedLeaf>)| {
-            next.0.start() == range.end() && address(next.1) == address(pin)
+        let mut one = ranges.next()?;
+        let window = one.window.map(core::ptr::from_ref);
+        let follows = |range: IovaRange, next: &Revocation<'w>| {
+            next.range.start() == range.end() && next.window.map(core::ptr::from_ref) == window
         };
-        while let Some((next, _)) = ranges.next_if(|next| follows(range, next)) {
-            range = range.merged(&next)?;
+        while let Some(next) = ranges.next_if(|next| follows(one.range, next)) {
+            one.range = one.range.merged(&next.range)?;
         }
-        Some((range, pin))
+        Some(one)
     })
 }
 
 impl Space {
+    /// Revokes one range, with a flush of its own.
+    #[inline(always)]
+    pub(super) fn revoke_one(&self, revocation: Revocation<'_>) -> Result<Ticket, BackendError> {
+        self.call(|backend| backend.revoke(revocation, &mut core::iter::empty()))
+    }
+
     /// Revokes as [`Domain::revoke_many`] does, for `caller`.
     pub(super) fn revoke_many_by<P: Pinned, M: Into<Unrevoked<P>>>(
         &self,
@@ -686,14 +688,14 @@ impl Space {
             });
         }
         let new = batch.revoked.get_mut(batch.first..).unwrap_or_default();
-        let mut any = false;
         for revoked in new.iter_mut().filter(|new| new.belongs_to(self)) {
             revoked.0.begin_revoke(caller);
-            any |= revoked.0.to_revoke().is_some();
         }
         let here = |new: &&Revoked<P>| new.belongs_to(self);
         let mut ranges = joined(new.iter().filter(here).filter_map(|new| new.0.to_revoke()));
-        if any && let Ok(ticket) = self.call(|backend| backend.revoke(&mut ranges)) {
+        if let Some(first) = ranges.next()
+            && let Ok(ticket) = self.call(|backend| backend.revoke(first, &mut ranges))
+        {
             drop(ranges);
             let here = |new: &&mut Revoked<P>| new.belongs_to(self) && new.0.to_revoke().is_some();
             for revoked in new.iter_mut().filter(here) {

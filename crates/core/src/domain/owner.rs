@@ -11,7 +11,6 @@
 //! of all owners. It does not close the window of the current run, nor ranges that other threads
 //! have returned and the owner has not collected.
 
-use super::backend::ExtentCache;
 use super::error::BackendError;
 use super::space::{Hit, Space, held_bytes};
 use super::stats::{Counts, Sum};
@@ -50,13 +49,6 @@ pub(super) trait Caller {
     fn give_up_idle(&mut self, domain: &Space) -> bool {
         let _ = domain;
         false
-    }
-
-    /// Returns what an owner keeps about the memory that it mapped last. Only an owner has
-    /// addresses in pinned windows.
-    #[inline(always)]
-    fn extents(&mut self) -> Option<&mut ExtentCache> {
-        None
     }
 
     /// Whether the caller has seen `ticket` complete, or a later one.
@@ -129,8 +121,6 @@ pub(super) struct Owner {
     windows: Windows,
     /// The static mapping that was found last.
     hit: Option<Hit>,
-    /// The registered memory that was mapped last.
-    extents: ExtentCache,
     /// The last ticket that a wait or poll of this owner has seen complete.
     completed: Ticket,
 }
@@ -139,14 +129,13 @@ impl Owner {
     pub(super) fn new() -> Self {
         let shared = Arc::new(OwnerShared::new());
         let windows = Windows::new(Arc::clone(&shared));
-        let extents = ExtentCache::new();
-        Self { windows, shared, hit: None, extents, completed: Ticket::COMPLETED }
+        Self { windows, shared, hit: None, completed: Ticket::COMPLETED }
     }
 
     /// Prepares for allocations of `bytes` altogether, which are to be contiguous, until
     /// [`end_batch`](Self::end_batch).
     pub(super) fn prepare(&mut self, domain: &Space, bytes: u64) {
-        if domain.translates {
+        if domain.translates() {
             self.windows.prepare(domain, bytes);
         }
     }
@@ -184,7 +173,7 @@ impl Caller for Owner {
         len: u64,
         align: impl FnOnce() -> u64,
     ) -> Result<Addresses, BackendError> {
-        if domain.translates
+        if domain.translates()
             && len <= MAX_BYTES
             && let Some((iova, share)) = self.windows.alloc(domain, len)
         {
@@ -212,11 +201,6 @@ impl Caller for Owner {
 
     fn give_up_idle(&mut self, domain: &Space) -> bool {
         self.windows.close_idle(domain)
-    }
-
-    #[inline(always)]
-    fn extents(&mut self) -> Option<&mut ExtentCache> {
-        Some(&mut self.extents)
     }
 
     #[inline(always)]
@@ -286,7 +270,7 @@ impl Space {
             return;
         }
         caller.counts(self).count_limited();
-        let _ = self.call(|backend| backend.wait(ticket, None));
+        let _ = self.wait(ticket, None);
     }
 }
 
@@ -652,19 +636,17 @@ impl Space {
     pub(super) fn open_window(&self, owner: &Arc<OwnerShared>) -> Option<Window> {
         let range = self.alloc_iova(WINDOW_BYTES, WINDOW_BYTES, None).ok()?;
         self.windows.fetch_add(1, Ordering::Relaxed);
-        // Without a pin it is mapped as any other range.
-        let pin = self.call(|backend| backend.windows()?.pin(range).ok());
-        Some(Window::new(range, pin, Arc::clone(owner)))
+        Some(Window::new(range, self.prepare(range), Arc::clone(owner)))
     }
 
     /// Closes a window whose last share was given up, if there is one: nothing is mapped in it.
     pub(super) fn close_window(&self, window: Option<Window>) {
         if let Some(window) = window {
-            let (range, pin) = window.into_parts();
+            let (range, token) = window.into_parts();
             self.windows.fetch_sub(1, Ordering::Relaxed);
-            if let Some(pin) = pin {
+            if let Some(token) = token {
                 // If it panics, the addresses stay in use.
-                self.call(|backend| backend.windows().map(|windows| windows.unpin(pin)));
+                self.call(|_| token.close());
             }
             self.free_iova(range);
         }

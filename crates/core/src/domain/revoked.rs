@@ -3,7 +3,7 @@
 //! that polls or waits; [`Quiesced`], the same as a future; and the release of buffers that the
 //! domain holds ([`Domain::release_late`]).
 
-use super::backend::Until;
+use super::backend::{Revocation, Until, Wait};
 use super::error::BackendError;
 use super::late::{Due, PendingRelease};
 use super::owner::{Anyone, Caller};
@@ -16,7 +16,6 @@ use crate::invalidate::{Ticket, WaitLimit};
 use crate::known_bad;
 use crate::known_bad::Mistake;
 use crate::share::Shared;
-use crate::table::PinnedLeaf;
 use alloc::boxed::Box;
 use core::fmt;
 use core::future::{Future, IntoFuture};
@@ -53,9 +52,8 @@ impl<P: Pinned> MappedPayload<P> {
     pub(super) fn revoke(&mut self, caller: &mut impl Caller) {
         self.domain.release_late();
         self.begin_revoke(caller);
-        let Some((range, pin)) = self.to_revoke() else { return };
-        let revoked = self.domain.call(|backend| backend.revoke_one(range, pin));
-        if let Ok(ticket) = revoked {
+        let Some(revocation) = self.to_revoke() else { return };
+        if let Ok(ticket) = self.domain.revoke_one(revocation) {
             self.set_ticket(ticket);
             self.domain.limit_held(caller, ticket);
         }
@@ -81,9 +79,9 @@ impl<P: Pinned> MappedPayload<P> {
         self.ticket
     }
 
-    /// Returns the range that the backend has to revoke, if any, with the pin of its window.
-    pub(super) fn to_revoke(&self) -> Option<(IovaRange, Option<&PinnedLeaf>)> {
-        (!self.addresses.is_fixed()).then(|| (self.addresses.iova, self.addresses.pin()))
+    /// Returns what the backend has to revoke, if anything.
+    pub(super) fn to_revoke(&self) -> Option<Revocation<'_>> {
+        (!self.addresses.is_fixed()).then(|| self.addresses.revocation())
     }
 
     #[inline(always)]
@@ -213,12 +211,7 @@ impl<P: Pinned> CleanUp for MappedPayload<P> {
             held.0.revoke(&mut Anyone);
         }
         let failed = !held.0.late
-            && held
-                .0
-                .quiesce(&mut Anyone, |domain, ticket| {
-                    domain.call(|backend| backend.wait(ticket, None))
-                })
-                .is_err();
+            && held.0.quiesce(&mut Anyone, |domain, ticket| domain.wait(ticket, None)).is_err();
         let quiesced = held.0.is_quiesced(&mut Anyone);
         let held = held.into_inner().0;
         if quiesced {
@@ -315,7 +308,7 @@ impl<P: Pinned> Revoked<P> {
         caller: &mut impl Caller,
         limit: Option<WaitLimit>,
     ) -> Result<(P, Shared<Space>), NotQuiesced<P>> {
-        self.quiesce_by(caller, |domain, ticket| domain.call(|backend| backend.wait(ticket, limit)))
+        self.quiesce_by(caller, |domain, ticket| domain.wait(ticket, limit))
     }
 
     #[inline(always)]
@@ -350,13 +343,7 @@ impl<P: Pinned> Revoked<P> {
     /// # Errors
     /// As for [`wait`](Self::wait), which then returns the same at once.
     pub fn check(&self) -> Poll<Result<(), BackendError>> {
-        if self.0.addresses.is_fixed() || known_bad::makes(Mistake::BufferEarly) {
-            return Poll::Ready(Ok(()));
-        }
-        match self.0.ticket() {
-            Ticket::NEVER => Poll::Ready(Err(BackendError::NotRevoked)),
-            ticket => self.0.domain.call(|backend| backend.check(ticket)),
-        }
+        self.check_by(Wait::Not)
     }
 
     /// Wakes `waker` once, when [`check`](Self::check) may find more than now, and at once if it
@@ -365,19 +352,26 @@ impl<P: Pinned> Revoked<P> {
     /// Where a [`wait`](Self::wait) has found the flush late, the deadline wakes no more: only its
     /// end does.
     pub fn wake(&self, waker: &Waker) {
-        let ticket = self.0.ticket();
-        let until = if self.0.late { Until::Completion } else { Until::Deadline };
-        self.0.domain.call(|backend| backend.wake(ticket, until, waker));
+        if self.check_with(waker).is_ready() {
+            waker.wake_by_ref();
+        }
     }
 
     /// Returns what its future finds: as [`check`](Self::check), but a flush that is known to be
-    /// late is awaited until it ends.
-    fn check_again(&self) -> Poll<Result<(), BackendError>> {
-        match self.check() {
-            Poll::Ready(Err(error)) if self.0.late && error.late_ticket().is_some() => {
-                Poll::Pending
-            }
-            checked => checked,
+    /// late is awaited until it ends. Where that is `Pending`, wakes `waker` when there is more.
+    fn check_with(&self, waker: &Waker) -> Poll<Result<(), BackendError>> {
+        let until = if self.0.late { Until::Completion } else { Until::Deadline };
+        self.check_by(Wait::Wake(until, waker))
+    }
+
+    /// Returns how a wait would end if it ended now.
+    fn check_by(&self, wait: Wait<'_>) -> Poll<Result<(), BackendError>> {
+        if self.0.addresses.is_fixed() || known_bad::makes(Mistake::BufferEarly) {
+            return Poll::Ready(Ok(()));
+        }
+        match self.0.ticket() {
+            Ticket::NEVER => Poll::Ready(Err(BackendError::NotRevoked)),
+            ticket => self.0.domain.call(|backend| backend.wait(ticket, wait)),
         }
     }
 
@@ -443,7 +437,7 @@ impl Domain {
     /// while none is.
     ///
     /// Maps, revocations and waits do this too, and the domain by itself: its backend
-    /// [wakes](super::Backend::wake) it when the flush has completed, also where the program has
+    /// [wakes](super::Wait::Wake) it when the flush has completed, also where the program has
     /// dropped every handle. A payload is then dropped by the thread that wakes. Where a backend
     /// cannot wake (it panicked, or does so at once), a program that makes no calls calls this.
     pub fn release_late(&self) -> u64 {
@@ -502,9 +496,7 @@ impl Space {
         *due = match *due {
             Due::Revocation => {
                 self.counts().count_revoked(0);
-                let revoked =
-                    self.call(|backend| backend.revoke_one(addresses.iova, addresses.pin()));
-                revoked.map_or(Due::Never, Due::At)
+                self.revoke_one(addresses.revocation()).map_or(Due::Never, Due::At)
             }
             known => known,
         };
@@ -524,7 +516,7 @@ impl Space {
     #[cold]
     fn release_from(&self, mut first: Ticket) -> u64 {
         while first != Ticket::NEVER {
-            let failed = match self.call(|backend| backend.check(first)) {
+            let failed = match self.check(first) {
                 Poll::Ready(Ok(())) => false,
                 Poll::Ready(Err(error)) if error.late_ticket().is_none() => true,
                 Poll::Ready(Err(_)) | Poll::Pending => break,
@@ -562,7 +554,7 @@ impl Space {
 /// that [`Revoked::wait`] would return.
 ///
 /// It needs no particular executor, and does not keep one busy: between polls it waits for the
-/// backend to [wake](super::Backend::wake) it when the flush has completed or its deadline has
+/// backend to [wake](super::Wait::Wake) it when the flush has completed or its deadline has
 /// passed. Past the deadline it resolves to [`NotQuiesced`] with the buffer, whose next future has
 /// no deadline: it waits until the flush has completed or never can, so a program that wants to
 /// give up again brings a timer of its own.
@@ -600,13 +592,9 @@ impl<P: Pinned> Future for Quiesced<P> {
     /// After completion it stays pending.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(revoked) = &self.0 else { return Poll::Pending };
-        let mut checked = revoked.check_again();
-        if checked.is_pending() {
-            revoked.wake(context.waker());
-            // It may have completed before the waker was registered.
-            checked = revoked.check_again();
-        }
-        let Poll::Ready(result) = checked else { return Poll::Pending };
+        let Poll::Ready(result) = revoked.check_with(context.waker()) else {
+            return Poll::Pending;
+        };
         let Some(revoked) = self.0.take() else { return Poll::Pending };
         let ended = revoked.quiesce_by(&mut Anyone, |_, _| result);
         Poll::Ready(ended.map(|(payload, _)| payload))

@@ -2,7 +2,7 @@
 //! completes; and the two contracts of its users: [`Pinned`] memory, which can be mapped, and a
 //! [`Payload`], which a driver gives to its device.
 
-use super::backend::Backend;
+use super::backend::{Backend, Properties, Wait, WindowToken};
 use super::error::BackendError;
 use super::late::{self, PendingReleases};
 use super::stats::{Counts, DomainStats, Sum, Writers};
@@ -10,7 +10,7 @@ use super::window::{OwnerShared, SlotBox};
 use crate::access::{Access, Direction};
 use crate::addr::{Iova, IovaRange, PageSize, Segment};
 use crate::drop_guard::PanicFlag;
-use crate::invalidate::Ticket;
+use crate::invalidate::{Ticket, WaitError, WaitLimit};
 use crate::iova::{IovaError, IovaSpace};
 use crate::mem::DmaMemory;
 use crate::share::Shared;
@@ -35,10 +35,9 @@ pub struct Domain {
 /// The domain itself, which all of its handles and mappings share.
 pub(super) struct Space {
     id: DomainId,
-    backend: Box<dyn Backend>,
+    backend: Arc<dyn Backend>,
+    properties: Properties,
     panics: PanicFlag,
-    /// Whether the backend translates.
-    pub(super) translates: bool,
     pub(super) iovas: Arc<IovaSpace>,
     pub(super) statics: Statics,
     pub(super) pending: PendingReleases,
@@ -57,7 +56,7 @@ pub(super) struct Space {
 
 impl Domain {
     /// Creates a domain over `backend`, with addresses from `iovas`.
-    pub fn new(backend: Box<dyn Backend>, iovas: IovaSpace) -> Self {
+    pub fn new(backend: Arc<dyn Backend>, iovas: IovaSpace) -> Self {
         Self { space: Shared::new(Space::new(backend, iovas)) }
     }
 
@@ -66,15 +65,15 @@ impl Domain {
         self.space.id
     }
 
-    /// Returns the name of its backend, as [`Backend::name`] does.
+    /// Returns the [name](Properties::name) of its backend.
     pub fn name(&self) -> &'static str {
-        self.space.backend.name()
+        self.space.properties.name
     }
 
     /// Whether mapping memory pins it and charges it to the process: then it need not be locked
     /// too.
     pub fn pins(&self) -> bool {
-        self.space.backend.properties().pins
+        self.space.properties.pins
     }
 
     /// Returns what devices can reach now by the table, by ascending address, neighbours merged;
@@ -94,17 +93,22 @@ impl Domain {
     ///
     /// # Safety
     /// The caller keeps the memory valid until [`unregister_memory`](Self::unregister_memory) has
-    /// returned.
+    /// succeeded: for good where it has not.
     pub unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         check_pages(memory)?;
         // SAFETY: the caller's promise is the one that `register_memory` requires.
         unsafe { self.space.backend.register_memory(memory) }
     }
 
-    /// Unregisters the memory: after this returns, no device of this domain reaches it, whatever is
-    /// mapped.
-    pub fn unregister_memory(&self, memory: DmaMemory) {
-        self.space.backend.unregister_memory(memory);
+    /// Unregisters the memory: after this succeeds, no device of this domain reaches it, whatever
+    /// was mapped.
+    ///
+    /// # Errors
+    /// [`BackendError::NotRegistered`] if no memory was registered with this address and length:
+    /// nothing has changed. [`BackendError::NotRevoked`] if a device may still reach it: it can be
+    /// mapped no more, and must not be reused.
+    pub fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        self.space.backend.unregister_memory(memory)
     }
 
     /// Counts memory that its owner quarantined, because a device may reach it for good.
@@ -114,10 +118,10 @@ impl Domain {
 }
 
 impl Space {
-    fn new(backend: Box<dyn Backend>, iovas: IovaSpace) -> Self {
+    fn new(backend: Arc<dyn Backend>, iovas: IovaSpace) -> Self {
         Self {
             id: DomainId::next(),
-            translates: backend.properties().translates,
+            properties: backend.properties(),
             backend,
             panics: PanicFlag::new(),
             iovas: Arc::new(iovas),
@@ -137,16 +141,50 @@ impl Space {
         self.id
     }
 
+    /// Whether the backend translates.
+    #[inline(always)]
+    pub(super) fn translates(&self) -> bool {
+        self.properties.translates
+    }
+
     /// Calls the backend, and remembers if that panics.
     #[inline(always)]
     pub(super) fn call<'d, R>(&'d self, call: impl FnOnce(&'d dyn Backend) -> R) -> R {
         self.panics.call(|| call(&*self.backend))
     }
 
+    /// Has the backend prepare a window.
+    pub(super) fn prepare(&self, window: IovaRange) -> Option<WindowToken> {
+        self.panics.call(|| Arc::clone(&self.backend).window(window))
+    }
+
+    /// Returns how a wait for the flush would end if it ended now.
+    #[inline(always)]
+    pub(super) fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
+        self.call(|backend| backend.wait(ticket, Wait::Not))
+    }
+
     /// Whether the flush has completed.
     #[inline(always)]
     pub(super) fn has_completed(&self, ticket: Ticket) -> bool {
-        matches!(self.call(|backend| backend.check(ticket)), Poll::Ready(Ok(())))
+        matches!(self.check(ticket), Poll::Ready(Ok(())))
+    }
+
+    /// Waits for the flush: to its deadline, or for at most `limit`.
+    #[inline(always)]
+    pub(super) fn wait(
+        &self,
+        ticket: Ticket,
+        limit: Option<WaitLimit>,
+    ) -> Result<(), BackendError> {
+        let wait = limit.map_or(Wait::ToDeadline, Wait::For);
+        match self.call(|backend| backend.wait(ticket, wait)) {
+            Poll::Ready(waited) => waited,
+            // Against the contract: it has returned, so the wait has ended.
+            Poll::Pending => {
+                Err(BackendError::Flush(WaitError::TimedOut { ticket, waited_ns: 0, polls: 0 }))
+            }
+        }
     }
 
     /// Whether the backend has panicked and this thread unwinds: then no clean-up calls it again.
@@ -162,7 +200,7 @@ impl Space {
         align: u64,
         limit: Option<Iova>,
     ) -> Result<IovaRange, BackendError> {
-        if !self.translates {
+        if !self.translates() {
             return Err(BackendError::NoTranslation);
         }
         match self.iovas.alloc(len, align, limit) {
@@ -208,7 +246,7 @@ impl Drop for Space {
 impl fmt::Debug for Domain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Domain")
-            .field("backend", &self.space.backend.name())
+            .field("backend", &self.space.properties.name)
             .finish_non_exhaustive()
     }
 }

@@ -1,5 +1,6 @@
 //! Mapping memory for its lifetime, at addresses of its own or in a reserved range.
 
+use super::backend::Revocation;
 use super::error::BackendError;
 use super::owner::Anyone;
 use super::space::{Domain, check_pages};
@@ -67,9 +68,8 @@ impl Domain {
             return Err(UnmapStaticError { mapping: Some(mapping), error });
         }
         self.space.statics.remove(iova);
-        let revoked = self.space.call(|backend| backend.revoke_one(iova, None));
-        let waited =
-            revoked.and_then(|ticket| self.space.call(|backend| backend.wait(ticket, None)));
+        let revoked = self.space.revoke_one(Revocation { range: iova, window: None });
+        let waited = revoked.and_then(|ticket| self.space.wait(ticket, None));
         waited.map_err(|error| UnmapStaticError { mapping: None, error })?;
         mapping.release();
         Ok(())
@@ -128,11 +128,13 @@ impl Domain {
         if !reservation.is_in(&self.space.iovas) || !reservation.range().covers(&iova) {
             return Err(BackendError::NotReserved { iova });
         }
-        self.space.call(|backend| backend.map(iova, memory, access)).inspect_err(|error| {
-            if error.stays_reachable() {
-                reservation.quarantine();
-            }
-        })?;
+        self.space.call(|backend| backend.map(iova, memory, access, None)).inspect_err(
+            |error| {
+                if error.stays_reachable() {
+                    reservation.quarantine();
+                }
+            },
+        )?;
         Ok(reservation.mapping(iova))
     }
 }

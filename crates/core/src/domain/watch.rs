@@ -5,7 +5,7 @@
 //! What is registered with the backend therefore keeps the domain too, until it is woken; it then
 //! releases what is due, and with it perhaps the last handle of all three.
 
-use super::backend::Until;
+use super::backend::{Until, Wait};
 use super::space::Space;
 use crate::drop_guard::{CleanUp, DropGuard};
 use crate::invalidate::Ticket;
@@ -56,13 +56,12 @@ pub(super) fn watch(domain: &Shared<Space>) {
         let state = AtomicU8::new(BEGINS);
         let watcher = Arc::new(Watcher { domain: domain.clone(), state });
         let waker = Waker::from(Arc::clone(&watcher));
-        domain.call(|backend| backend.wake(first, Until::Completion, &waker));
+        let wait = Wait::Wake(Until::Completion, &waker);
+        let sleeps = domain.call(|backend| backend.wait(first, wait)).is_pending();
         let begun =
             watcher.state.compare_exchange(BEGINS, WAITS, Ordering::AcqRel, Ordering::Acquire);
-        if begun.is_ok() {
+        if sleeps && begun.is_ok() {
             beginning.into_inner();
-            // It may have completed before the waker was registered.
-            release(domain);
             return;
         }
         drop(beginning);

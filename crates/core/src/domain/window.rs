@@ -1,12 +1,12 @@
 //! The addresses of a mapping; the window that they come from (2 MiB of I/O virtual addresses that
 //! one owner allocates from), what its owner shares with other threads, and its free granules.
 
+use super::backend::{Revocation, WindowToken};
 use super::stats::{Counts, Writers};
 use crate::addr::{Iova, IovaRange};
 use crate::iova::IovaSpace;
 use crate::share::{Shared, Stock};
 use crate::sync::{AtomicU64, CachePadded, Ordering, SpinLock};
-use crate::table::PinnedLeaf;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -39,20 +39,26 @@ impl Addresses {
         matches!(self.origin, Origin::Fixed)
     }
 
-    /// Returns the pin of the window that they are in, if there is one.
+    /// Returns what the backend keeps for the window that they are in, if it keeps something.
     #[inline(always)]
-    pub(super) fn pin(&self) -> Option<&PinnedLeaf> {
+    pub(super) fn token(&self) -> Option<&WindowToken> {
         match &self.origin {
-            Origin::Window(share) => share.window().pin(),
+            Origin::Window(share) => share.window().token(),
             Origin::Fixed | Origin::Space => None,
         }
     }
 
-    /// Has the processor load the table entry of the first of them, if they are in a pinned window.
+    /// Returns what the backend has to revoke for them.
+    #[inline(always)]
+    pub(super) fn revocation(&self) -> Revocation<'_> {
+        Revocation { range: self.iova, window: self.token() }
+    }
+
+    /// Has the processor load the table entry of the first of them, if they are in a window.
     #[inline(always)]
     pub(super) fn prefetch(&self) {
-        if let Some(pin) = self.pin() {
-            pin.prefetch(self.iova.start());
+        if let Some(token) = self.token() {
+            token.prefetch(self.iova.start());
         }
     }
 
@@ -106,8 +112,8 @@ impl OwnerShared {
 #[derive(Debug)]
 pub(super) struct Window {
     range: IovaRange,
-    /// The table page that translates the window, if its backend has it pinned.
-    pin: Option<PinnedLeaf>,
+    /// What its backend keeps for it.
+    token: Option<WindowToken>,
     owner: Arc<OwnerShared>,
     /// Granules that others than the owner have returned and the owner has not collected.
     returned: CachePadded<[AtomicU64; WORDS]>,
@@ -115,23 +121,27 @@ pub(super) struct Window {
 
 impl Window {
     /// `range` is one window, aligned.
-    pub(super) fn new(range: IovaRange, pin: Option<PinnedLeaf>, owner: Arc<OwnerShared>) -> Self {
+    pub(super) fn new(
+        range: IovaRange,
+        token: Option<WindowToken>,
+        owner: Arc<OwnerShared>,
+    ) -> Self {
         Self {
             range,
-            pin,
+            token,
             owner,
             returned: CachePadded(core::array::from_fn(|_| AtomicU64::new(0))),
         }
     }
 
     #[inline(always)]
-    pub(super) fn pin(&self) -> Option<&PinnedLeaf> {
-        self.pin.as_ref()
+    pub(super) fn token(&self) -> Option<&WindowToken> {
+        self.token.as_ref()
     }
 
-    /// Returns the range and the pin of a window that is closed.
-    pub(super) fn into_parts(self) -> (IovaRange, Option<PinnedLeaf>) {
-        (self.range, self.pin)
+    /// Returns the range and the token of a window that is closed.
+    pub(super) fn into_parts(self) -> (IovaRange, Option<WindowToken>) {
+        (self.range, self.token)
     }
 
     /// Returns the addresses of `granules`; `None` if they are not in the window, or none at all.

@@ -4,11 +4,12 @@ use crate::common::{ANYWHERE, Claims, Rig, iova};
 use dma_api::{DmaAllocHandle, DmaDirection, DmaError, DmaOp};
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
-use pinfold_core::domain::{Backend, BackendError, BackendStats, Domain};
-use pinfold_core::invalidate::{Ticket, WaitLimit};
+use pinfold_core::domain::{
+    Backend, BackendError, Domain, Properties, Revocation, Wait, WindowToken,
+};
+use pinfold_core::invalidate::Ticket;
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::table::PinnedLeaf;
 use pinfold_soft::SoftConfig;
 use std::alloc::Layout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -87,17 +88,25 @@ struct Faulty {
 }
 
 impl Backend for Faulty {
-    fn name(&self) -> &'static str {
-        "faulty"
+    fn properties(&self) -> Properties {
+        Properties::new("faulty")
     }
 
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
 
-    fn unregister_memory(&self, _: DmaMemory) {}
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
 
-    fn map(&self, iova: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> {
+    fn map(
+        &self,
+        iova: IovaRange,
+        _: DmaMemory,
+        _: Access,
+        _: Option<&WindowToken>,
+    ) -> Result<(), BackendError> {
         match self.wrong {
             Wrong::MapRefused => Err(BackendError::Unmappable { iova }),
             Wrong::MapReachable => Err(BackendError::NotRevoked),
@@ -106,25 +115,18 @@ impl Backend for Faulty {
         }
     }
 
-    fn revoke(
+    fn revoke<'w>(
         &self,
-        _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+        _: Revocation<'w>,
+        _: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError> {
         assert!(self.wrong != Wrong::RevokePanics, "a revocation");
         Ok(Ticket::COMPLETED)
     }
 
-    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
-        Poll::Ready(self.wait(ticket, None))
-    }
-
-    fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
+    fn wait(&self, _: Ticket, _: Wait<'_>) -> Poll<Result<(), BackendError>> {
         self.lent_at_wait.store(self.lent.load(Ordering::SeqCst), Ordering::SeqCst);
-        Ok(())
-    }
-
-    fn stats(&self) -> BackendStats {
-        BackendStats::default()
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -140,7 +142,7 @@ fn memory_returns_after_the_wait_and_not_if_it_may_be_reached() {
         let (lent, lent_at_wait) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(7)));
         let backend = Faulty { wrong, lent: lent.clone(), lent_at_wait: lent_at_wait.clone() };
         let (_, bus) = pinfold_soft::domain(SoftConfig::default()).unwrap();
-        let domain = Domain::new(Box::new(backend), IovaSpace::new(39).unwrap());
+        let domain = Domain::new(Arc::new(backend), IovaSpace::new(39).unwrap());
         let rig = Rig::over(domain, bus, Claims::default(), lent);
         let layout = Layout::from_size_align(4096, 1).unwrap();
         let freed = catch_unwind(AssertUnwindSafe(|| {

@@ -78,8 +78,9 @@ pub(crate) trait IommuContext: Send + Sync {
     }
 
     /// Reverses [`register_memory`](Self::register_memory), when nothing of it is mapped.
-    fn unregister_memory(&self, memory: DmaMemory) {
+    fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         let _ = memory;
+        Ok(())
     }
 
     /// As [`Backend::required_iova`](pinfold_core::domain::Backend::required_iova).

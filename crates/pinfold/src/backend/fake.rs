@@ -67,7 +67,7 @@ pub(crate) fn domain_of(kernel: &Arc<Fake>) -> Domain {
     let limits = kernel.limits().unwrap();
     let table = KernelTable::new(Arc::clone(kernel) as Arc<dyn IommuContext>, limits.entries_left);
     let iovas = iova_space(&limits, 64).unwrap();
-    Domain::new(pinfold_core::domain::Domain::new(Box::new(table), iovas), ())
+    Domain::new(pinfold_core::domain::Domain::new(Arc::new(table), iovas), ())
 }
 
 impl IommuContext for Fake {
@@ -141,9 +141,10 @@ impl IommuContext for Fake {
         Ok(())
     }
 
-    fn unregister_memory(&self, memory: DmaMemory) {
+    fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         self.left.lock().unwrap().push(self.entries());
         self.registered.lock().unwrap().retain(|addr| *addr != memory.addr());
+        Ok(())
     }
 
     fn limits(&self) -> Result<Limits, Errno> {

@@ -9,10 +9,11 @@ use crate::sys::Errno;
 use crate::sys::limits::MemlockLimit;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::{Backend, BackendError, BackendStats, Properties};
-use pinfold_core::invalidate::{Ticket, WaitLimit};
+use pinfold_core::domain::{
+    Backend, BackendError, BackendStats, Properties, Revocation, Wait, WindowToken,
+};
+use pinfold_core::invalidate::Ticket;
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::table::PinnedLeaf;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -193,8 +194,9 @@ impl Entry {
 }
 
 impl Backend for KernelTable {
-    fn name(&self) -> &'static str {
-        self.context.name()
+    fn properties(&self) -> Properties {
+        let translates = self.context.translates();
+        Properties { name: self.context.name(), translates, pins: translates }
     }
 
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
@@ -215,31 +217,37 @@ impl Backend for KernelTable {
 
     /// Unmaps what is still mapped of the memory (a leaked mapping).
     ///
-    /// If the kernel refuses even that, the device keeps pages that the kernel has pinned. They are
-    /// not reused until the device is closed, so the device cannot reach what the process maps at
-    /// these addresses afterwards.
-    fn unregister_memory(&self, memory: DmaMemory) {
+    /// If the kernel refuses even that, the device keeps pages that the kernel has pinned until the
+    /// device is closed. What the process maps at these addresses afterwards it does not reach.
+    fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
         let mut ranges = self.lock();
-        let known = ranges.registered.get(&addr) == Some(&len);
-        if known {
-            ranges.registered.remove(&addr);
+        if ranges.registered.get(&addr) != Some(&len) {
+            return Err(BackendError::NotRegistered { addr, len });
         }
+        ranges.registered.remove(&addr);
         drop(ranges);
+        let mut unmapped = Ok(());
         loop {
             // The lock is released before the call.
             let mapped = self.lock().mapping_of(addr, len);
             let Some(range) = mapped else { break };
-            if self.unmap(range).is_err() {
+            if let Err(error) = self.unmap(range) {
+                unmapped = Err(error);
                 self.lock().forget(range);
             }
         }
-        if known {
-            self.context.unregister_memory(memory);
-        }
+        // Where something is still mapped, what was pinned for it stays pinned.
+        unmapped.and_then(|()| self.context.unregister_memory(memory))
     }
 
-    fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
+    fn map(
+        &self,
+        iova: IovaRange,
+        memory: DmaMemory,
+        access: Access,
+        _: Option<&WindowToken>,
+    ) -> Result<(), BackendError> {
         if iova.len() != memory.len() as u64 {
             return Err(BackendError::LengthsDiffer { iova, memory_bytes: memory.len() });
         }
@@ -254,43 +262,32 @@ impl Backend for KernelTable {
         })
     }
 
-    fn properties(&self) -> Properties {
-        let translates = self.context.translates();
-        Properties { translates, pins: translates }
-    }
-
     fn required_iova(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
         self.context.required_iova(memory)
     }
 
-    /// Unmaps ranges that are adjacent in the order of `ranges` with one call.
-    fn revoke(
+    /// Unmaps ranges that are adjacent in their order with one call.
+    fn revoke<'w>(
         &self,
-        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+        first: Revocation<'w>,
+        rest: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError> {
-        let mut open: Option<IovaRange> = None;
-        let mut result = Ok(Ticket::COMPLETED);
-        for (range, _) in ranges {
-            let joined = open.map_or(Some(range), |open| open.merged(&range));
-            if let (None, Some(done)) = (joined, open)
-                && let Err(error) = self.unmap(done)
-            {
-                result = Err(error);
-            }
-            open = Some(joined.unwrap_or(range));
+        let (mut open, mut result) = (first.range, Ok(Ticket::COMPLETED));
+        for Revocation { range, .. } in rest {
+            open = match open.merged(&range) {
+                Some(joined) => joined,
+                None => {
+                    result = self.unmap(open).and(result);
+                    range
+                }
+            };
         }
-        if let Some(Err(error)) = open.map(|last| self.unmap(last)) {
-            result = Err(error);
-        }
-        result
+        self.unmap(open).and(result)
     }
 
-    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
-        Poll::Ready(self.wait(ticket, None))
-    }
-
-    fn wait(&self, ticket: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
-        if ticket == Ticket::NEVER { Err(BackendError::NotRevoked) } else { Ok(()) }
+    fn wait(&self, ticket: Ticket, _: Wait<'_>) -> Poll<Result<(), BackendError>> {
+        let never = ticket == Ticket::NEVER;
+        Poll::Ready(if never { Err(BackendError::NotRevoked) } else { Ok(()) })
     }
 
     fn stats(&self) -> BackendStats {

@@ -62,8 +62,8 @@ impl IommuContext for NoIommu {
         self.memory.add(memory)
     }
 
-    fn unregister_memory(&self, memory: DmaMemory) {
-        self.memory.remove(memory);
+    fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        self.memory.remove(memory)
     }
 
     fn required_iova(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {

@@ -29,8 +29,15 @@ impl PinnedMemory {
         Ok(())
     }
 
-    pub(crate) fn remove(&self, memory: DmaMemory) {
-        self.lock().remove(&memory.addr());
+    /// Removes the memory, as it was registered.
+    pub(crate) fn remove(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        let (addr, len) = (memory.addr(), memory.len());
+        let mut registered = self.lock();
+        if registered.get(&addr).is_none_or(|folios| folios.table().len() != len as u64) {
+            return Err(BackendError::NotRegistered { addr, len });
+        }
+        registered.remove(&addr);
+        Ok(())
     }
 
     /// Returns the addresses at which the device reaches the memory, a part of what is registered,
@@ -127,7 +134,9 @@ mod tests {
             Err(BackendError::NotRegistered { addr: memory.addr(), len: memory.len() })
         };
         assert_eq!(pinned.place(outside), unknown(outside));
-        pinned.remove(region.memory());
+        assert_eq!(pinned.remove(page), unknown(page).map(drop), "a part of it");
+        assert_eq!(pinned.place(page), Ok(place));
+        pinned.remove(region.memory()).unwrap();
         assert_eq!(pinned.place(page), unknown(page));
     }
 

@@ -182,9 +182,10 @@ impl PhysTranslator for Translator {
         self.memory.add(memory)
     }
 
-    fn unregister_memory(&self, memory: DmaMemory) {
-        self.memory.remove(memory);
+    fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        self.memory.remove(memory)?;
         self.generations.advance();
+        Ok(())
     }
 
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {

@@ -27,7 +27,7 @@ pub(super) trait DomainOps: Send + Sync {
     /// The caller keeps it valid until `unregister_memory` has returned.
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError>;
     /// Unregisters the memory: no device reaches it afterwards.
-    fn unregister_memory(&self, memory: DmaMemory);
+    fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError>;
     /// Maps memory for its lifetime.
     ///
     /// # Safety
@@ -107,13 +107,17 @@ impl Attachment {
             MappingPolicy::Whole => unsafe { map_whole(&*domain, memory) }.map(Place::Whole),
             MappingPolicy::PerUse => reserve(&*domain, memory).map(Place::PerUse),
         };
-        let place = placed.inspect_err(|error| {
-            if error.stays_reachable() {
+        let place = match placed {
+            Ok(place) => place,
+            Err(error) if error.stays_reachable() => {
                 domain.count_quarantined(memory.len() as u64);
-            } else {
-                domain.unregister_memory(memory);
+                return Err(error);
             }
-        })?;
+            Err(error) => {
+                let reachable = unregister(&*domain, memory).err();
+                return Err(reachable.unwrap_or(error));
+            }
+        };
         let iova = match &place {
             Place::Whole(mapping) => mapping.iova(),
             Place::PerUse(reservation) => reservation.range(),
@@ -135,8 +139,7 @@ impl Attachment {
             }
             Place::PerUse(reservation) => self.domain.release(reservation),
         }
-        self.domain.unregister_memory(memory);
-        true
+        unregister(&*self.domain, memory).is_ok()
     }
 
     pub(super) fn iova(&self) -> IovaRange {
@@ -297,6 +300,16 @@ impl Attachments {
     }
 }
 
+/// Unregisters the memory, of which nothing is mapped any more. If a device may still reach it, that
+/// is counted, and it must not be released.
+fn unregister(domain: &dyn DomainOps, memory: DmaMemory) -> Result<(), BackendError> {
+    domain.unregister_memory(memory).inspect_err(|error| {
+        let (addr, len) = (memory.addr(), memory.len());
+        tracing::error!(addr, len, %error, "memory could not be unregistered");
+        domain.count_quarantined(len as u64);
+    })
+}
+
 /// Maps all of `memory` for its lifetime, with leaves as large as its pages: memory that begins
 /// within a hugepage gets addresses that begin as far within a leaf.
 ///
@@ -350,8 +363,8 @@ impl DomainOps for Domain {
         // SAFETY: the caller's promise is the one that the domain asks for.
         unsafe { (**self).register_memory(memory) }
     }
-    fn unregister_memory(&self, memory: DmaMemory) {
-        (**self).unregister_memory(memory);
+    fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        (**self).unregister_memory(memory)
     }
     unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError> {
         // SAFETY: the caller's promise is the one that the domain asks for.

@@ -146,7 +146,7 @@ impl Domain {
 /// Returns the domain of a context.
 fn domain(context: Arc<dyn IommuContext>, entries: Option<u64>, iovas: IovaSpace) -> Domain {
     let table = KernelTable::new(Arc::clone(&context), entries);
-    let core = pinfold_core::domain::Domain::new(Box::new(table), iovas);
+    let core = pinfold_core::domain::Domain::new(Arc::new(table), iovas);
     Domain::new(core, KernelContext(context))
 }
 

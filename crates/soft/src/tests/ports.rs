@@ -54,7 +54,7 @@ fn directions_are_checked_and_faults_are_logged() {
     assert_eq!(kind(port.read(r, &mut [0])), Some(FaultKind::NotMapped));
     drop(port);
     assert_eq!(bus.stats().faults, 8);
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn an_access_takes_effect_up_to_the_page_that_faults() {
     assert_eq!(fault, Fault { iova: end, kind: FaultKind::NotMapped });
     assert_eq!(arena.memory().read_u8(2 * PAGE - 100), Ok(9));
     drop(mapped);
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn memory_is_registered_once_and_as_a_whole() {
     assert!(
         matches!(refused.error, BackendError::NotRegistered { .. }) && refused.payload.is_some()
     );
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
     assert!(domain.map(arena.page(0), Bidirectional).is_err());
 }
 
@@ -93,7 +93,7 @@ fn unregistered_memory_faults_even_if_it_is_mapped_and_cached() {
     let port = bus.port();
     let mapped = domain.map(arena.page(0), Bidirectional).unwrap();
     assert_eq!(port.read(mapped.iova().start(), &mut [0; 8]), Ok(()));
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
     assert_eq!(kind(port.read(mapped.iova().start(), &mut [0; 8])), Some(FaultKind::NotRegistered));
     drop(mapped.unmap().unwrap());
 }
@@ -129,7 +129,7 @@ fn hugepages_take_one_walk_and_one_entry() {
     );
     assert_eq!(stats.bytes_read, 4 << 20);
     drop(mapped);
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn caching_mode_caches_an_absent_entry_until_the_map_flushes() {
     assert_eq!(port.read(range.start(), &mut [0; 8]), Ok(()));
     assert_eq!(domain.stats().backend.invalidations.waits, 1);
     domain.unmap_static(mapping).unwrap();
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
 }
 
 /// Mappings that share no table page: the table grows through many chunks, and the device finds all
@@ -187,7 +187,7 @@ fn table_memory_grows_as_it_is_used_up_to_a_limit() {
     for mapping in mappings {
         domain.unmap_static(mapping).unwrap();
     }
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
 }
 
 /// Writes a table one level at a time, with explicit flushes, so that what is cached at each level
@@ -258,33 +258,33 @@ proptest! {
             }
         }
         drop(mapped);
-        domain.unregister_memory(arena.memory());
+        domain.unregister_memory(arena.memory()).unwrap();
     }
 }
 
-/// An owner's cache holds an extent for as long as nothing is unregistered.
+/// An extent holds for as long as nothing is unregistered.
 #[test]
 fn extents_end_at_pieces_and_registrations() {
     use pinfold_core::addr::{PhysAddr, PhysRange};
-    use pinfold_core::domain::{ExtentCache, PhysExtent};
+    use pinfold_core::domain::PhysExtent;
     let pieces = SoftConfig { contiguous_bytes: Some(8192), ..SoftConfig::default() };
     for (config, contiguous) in [(SoftConfig::default(), 5 * 4096), (pieces, 8192)] {
         let iommu = SoftIommu::new(config).unwrap();
         let arena = Arena::aligned(5, 8192);
         // SAFETY: it is unregistered before it is freed.
         unsafe { iommu.0.register_memory(arena.memory()) }.unwrap();
-        let (queue, mut cache) = (iommu.queue(), ExtentCache::new());
+        let queue = iommu.queue();
         let (base, last) = (arena.memory().addr(), arena.memory().part(4 * 4096, 4096).unwrap());
         let extent = queue.extent(last).unwrap();
         let (at, len) = if contiguous == 8192 { (base + 16384, 4096) } else { (base, 5 * 4096) };
         let phys = PhysRange::new(PhysAddr::new(at as u64), len).unwrap();
         assert_eq!(extent, PhysExtent::new(at, phys));
         assert_eq!(queue.run(arena.memory()).unwrap().len(), contiguous);
-        assert_eq!(cache.run(&queue, last).unwrap().start(), PhysAddr::new(last.addr() as u64));
+        assert_eq!(queue.run(last).unwrap().start(), PhysAddr::new(last.addr() as u64));
         let before = queue.generation();
-        queue.unregister_memory(arena.memory());
+        queue.unregister_memory(arena.memory()).unwrap();
         assert_ne!(queue.generation(), before);
-        assert!(matches!(cache.run(&queue, last), Err(BackendError::NotRegistered { .. })));
+        assert!(matches!(queue.run(last), Err(BackendError::NotRegistered { .. })));
     }
 }
 
@@ -322,7 +322,7 @@ fn a_device_tlb_is_flushed_by_its_own_descriptor() {
     assert_eq!(kind(device.read_u64(at)), Some(FaultKind::NotMapped));
     drop(device);
     assert!(!queue.has_device_tlbs());
-    queue.unregister_memory(arena.memory());
+    queue.unregister_memory(arena.memory()).unwrap();
 }
 
 /// A batch larger than the queue goes in parts, although nothing else is in flight that a waiter

@@ -5,11 +5,14 @@ use super::harness::{Arena, PAGE, Page};
 use crate::{Effect, FaultKind, Port, Random, SoftConfig, SoftIommu, Stage, domain};
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange, PageSize};
-use pinfold_core::domain::{Backend, BackendError, Domain, Revoked, TableBackend};
+use pinfold_core::domain::{
+    Backend, BackendError, Domain, Revocation, Revoked, TableBackend, Wait,
+};
 use pinfold_core::invalidate::{WaitError, WaitLimit};
 use pinfold_core::known_bad::{self, Mistake};
 use pinfold_core::table::{Table, TablePages, VtdSecondStage};
 use std::sync::{Arc, Barrier};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 const US: Duration = Duration::from_micros(1);
@@ -65,23 +68,26 @@ fn walk_through_a_retired_table_page() -> (Result<u32, FaultKind>, bool) {
     // SAFETY: the arena lives until it is unregistered below.
     unsafe { backend.register_memory(arena.memory()) }.unwrap();
     for (page, other) in (4..).zip(others) {
-        backend.map(other, part(page, 1), Access::READ).unwrap();
+        backend.map(other, part(page, 1), Access::READ, None).unwrap();
     }
-    backend.map(first, part(0, 2), Access::READ).unwrap();
+    backend.map(first, part(0, 2), Access::READ, None).unwrap();
     let port = iommu.port();
     assert_eq!(word(&port, first.start()), Ok(100));
-    let revoke = |range| backend.revoke(&mut std::iter::once((range, None))).unwrap();
+    let revoke = |range| {
+        let revocation = Revocation { range, window: None };
+        backend.revoke(revocation, &mut std::iter::empty()).unwrap()
+    };
     let began = Instant::now();
     let ticket = revoke(first);
     // Each revocation reclaims the retired pages that can be.
     let (_, _) = (revoke(others[0]), revoke(others[1]));
-    backend.map(second, part(2, 2), Access::READ).unwrap();
+    backend.map(second, part(2, 2), Access::READ, None).unwrap();
     let found = word(&port, first.start().checked_add(PAGE as u64).unwrap());
     let in_flight = began.elapsed() < IN_FLIGHT;
-    backend.wait(ticket, None).unwrap();
+    assert!(matches!(backend.wait(ticket, Wait::ToDeadline), Poll::Ready(Ok(()))));
     assert_eq!(word(&port, first.start()), Err(FaultKind::NotMapped), "after the flush");
     assert_eq!(word(&port, second.start()), Ok(102));
-    backend.unregister_memory(arena.memory());
+    backend.unregister_memory(arena.memory()).unwrap();
     iommu.detach();
     (found, in_flight)
 }
@@ -118,7 +124,7 @@ fn map_while_a_flush_is_in_flight() -> Option<(bool, Result<u32, FaultKind>)> {
     let found = (second.iova() == first.iova(), word(&port, second.iova().start()));
     let in_flight = began.elapsed() < IN_FLIGHT;
     drop((first, second));
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
     in_flight.then_some(found)
 }
 
@@ -147,7 +153,7 @@ fn a_flush_that_hangs_is_an_error_and_its_buffer_is_not_reused() {
     let stats = domain.stats();
     assert_eq!((stats.deferred, stats.deferred_bytes, stats.unmaps), (2, 8192, 1));
     assert!(Arc::strong_count(&arena) > 3, "the payloads are held, not dropped");
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
     drop(other);
     // Unregistered memory faults although no flush ever completes: it may be freed now.
     assert_eq!(word(&bus.port(), iova.start()), Err(FaultKind::NotMapped));
@@ -226,7 +232,7 @@ fn with_memory<T>(domain: &Domain, arena: &Arc<Arena>, act: impl FnOnce() -> T) 
     // SAFETY: the arena lives until it is unregistered below.
     unsafe { domain.register_memory(arena.memory()) }.unwrap();
     let done = act();
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
     done
 }
 

@@ -71,7 +71,7 @@ fn superpages_return_after_4_kib_use() {
         assert_eq!(cost_of_reading(&bus, whole), (1, 3));
         domain.unmap_static(mapping).unwrap();
     }
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
 }
 
 /// Mappings that share no table page of level 1: 20,000, or 10^6 with `PINFOLD_BIG` (4 GiB of
@@ -95,7 +95,7 @@ fn a_million_windows_have_a_table_page_each() {
     mappings.into_iter().for_each(|mapping| domain.unmap_static(mapping).unwrap());
     let left = domain.stats().backend;
     assert!(left.table_pages + left.table_pages_retired < 256, "{left:?}");
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
 }
 
 /// A limit is no allocation: neither memory nor time is spent on what is not used.
@@ -108,7 +108,7 @@ fn a_limit_beyond_all_memory_costs_nothing() {
     let mapping =
         unsafe { domain.map_at(&place, at(&place, 0, PAGE as u64), arena.memory(), RW) }.unwrap();
     domain.unmap_static(mapping).unwrap();
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
 }
 
 /// Reserved tables are in memory before the first map, in one piece; other tables are touched by
@@ -182,7 +182,7 @@ fn a_first_stage_table_translates_and_grants_reads_with_writes() {
     }
     drop((to.unmap().unwrap(), both.unmap().unwrap()));
     domain.unmap_static(large).unwrap();
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
     let three = SoftConfig { stage: Stage::First, levels: 3, ..SoftConfig::default() };
     let error = crate::domain(three).map(drop).unwrap_err().to_string();
     assert!(error.contains("3 levels"), "{error}");
@@ -235,7 +235,7 @@ fn a_walk_costs_its_entries_and_a_cached_translation_nothing() {
         drop(port);
         assert_eq!(bus.stats().walk_ns, (steps + 1) * STEP);
         drop(mapped.unmap().unwrap());
-        domain.unregister_memory(arena.memory());
+        domain.unregister_memory(arena.memory()).unwrap();
     }
 }
 
@@ -247,7 +247,7 @@ fn a_walk_to_a_superpage_costs_one_entry_less() {
     port.read(mapped.iova().start(), &mut vec![0; 512 * PAGE]).unwrap();
     assert_eq!(port.stats().walk_ns, 3 * STEP);
     drop(mapped.unmap().unwrap());
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
 }
 
 /// An IOTLB is filled from a walk, a device's own TLB from the IOTLB: both save it.
@@ -265,7 +265,7 @@ fn a_device_tlb_saves_the_walk_and_a_fault_pays_for_it() {
     assert!(port.read(Iova::new(1 << 46), &mut [0; 8]).is_err());
     assert_eq!(port.stats().walk_ns, 5 * STEP);
     drop(mapped.unmap().unwrap());
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn only_a_program_that_waits_spends_the_time() {
     let waited = start.elapsed();
     assert!(waited >= 4 * cost && waited - accessed >= 3 * cost, "{accessed:?}, {waited:?}");
     drop(mapped.unmap().unwrap());
-    domain.unregister_memory(arena.memory());
+    domain.unregister_memory(arena.memory()).unwrap();
 }
 
 // Devices behind several units.

@@ -153,8 +153,9 @@ impl PhysTranslator for Translator {
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: DmaMemory) {
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         self.1.advance();
+        Ok(())
     }
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
         let (addr, len) = (memory.addr(), memory.len());

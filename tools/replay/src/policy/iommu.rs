@@ -158,7 +158,10 @@ impl Iommu {
 
 impl Drop for Iommu {
     fn drop(&mut self) {
-        self.invalidator.queue().0.unregister_memory(self.memory.dma());
+        if self.invalidator.queue().0.unregister_memory(self.memory.dma()).is_err() {
+            // A device may reach it.
+            std::mem::forget(Arc::clone(&self.memory));
+        }
     }
 }
 

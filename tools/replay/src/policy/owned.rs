@@ -81,7 +81,10 @@ impl Pinfold {
 impl Drop for Pinfold {
     fn drop(&mut self) {
         drop(self.whole.take());
-        self.domain.unregister_memory(self.memory.dma());
+        if self.domain.unregister_memory(self.memory.dma()).is_err() {
+            // A device may reach it.
+            std::mem::forget(Arc::clone(&self.memory));
+        }
     }
 }
 

@@ -25,12 +25,13 @@ fn at(iova: u64) -> IovaRange {
 }
 
 fn map(unit: &Unit, iova: u64, number: u64) {
-    unit.map(at(iova), page(number), RW).unwrap();
+    unit.map(at(iova), page(number), RW, None).unwrap();
 }
 
 fn strict_unmap(unit: &Unit, iova: u64) {
-    let ticket = unit.revoke(&mut core::iter::once((at(iova), None))).unwrap();
-    unit.wait(ticket, None).unwrap();
+    let revoked = Revocation { range: at(iova), window: None };
+    let ticket = unit.revoke(revoked, &mut core::iter::empty()).unwrap();
+    assert!(matches!(unit.wait(ticket, Wait::ToDeadline), Poll::Ready(Ok(()))));
 }
 
 fn explore(pages: usize, preemptions: usize, model: impl Fn(Arc<Unit>) + Sync + Send + 'static) {
@@ -124,4 +125,35 @@ fn loom_a_map_gets_the_page_that_another_thread_is_reclaiming() {
         assert_eq!((found(&unit, 0), found(&unit, M2)), (None, Some(2)));
         reclaimer.join().unwrap();
     });
+}
+
+/// Two threads find an extent each while another one looks for either: it finds one of them as a
+/// whole, or none.
+#[test]
+fn loom_an_extent_is_found_as_a_whole_or_not_at_all() {
+    use crate::addr::{PhysAddr, PhysRange};
+    use extent::{Generations, LastExtent, PhysExtent};
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    let model = || {
+        let (last, generations) = (Arc::new(LastExtent::new()), Generations::new());
+        let generation = generations.current();
+        let extent = |number: usize| {
+            let phys = PhysRange::new(PhysAddr::new(number as u64 * K4), number as u64 * K4);
+            PhysExtent::new(number * 4096, phys.unwrap())
+        };
+        let writers = [1, 2].map(|number| {
+            let last = Arc::clone(&last);
+            thread::spawn(move || last.store(generation, extent(number)))
+        });
+        if let Some(found) = last.load(generation) {
+            assert!([1, 2].map(extent).contains(&found), "{found:?}");
+        }
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        // Of two that write at the same time one may give up; what the other wrote is found.
+        assert!(last.load(generation).is_some_and(|found| [1, 2].map(extent).contains(&found)));
+        generations.advance();
+        assert_eq!(last.load(generations.current()), None, "of another generation");
+    };
+    crate::sync::in_all_orders(|| builder.check(model));
 }

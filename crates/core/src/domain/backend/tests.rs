@@ -1,7 +1,9 @@
+use super::extent::LastExtent;
 use super::*;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PhysAddr, PhysRange};
-use crate::domain::{Backend, BackendError, Generation, Generations, PhysExtent, PinnedWindows};
+use crate::domain::late::DeferredReclaim;
+use crate::domain::{Backend, BackendError, Generation, Generations, PhysExtent};
 use crate::invalidate::{
     Descriptor, Flush, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitError, WaitLimit,
 };
@@ -107,7 +109,9 @@ impl PhysTranslator for Scattered {
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: DmaMemory) {}
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
         self.looked_up.fetch_add(1, Ordering::SeqCst);
@@ -145,20 +149,41 @@ fn paged(pages: usize, sink: Scattered) -> TableBackend<VtdSecondStage, Scattere
 }
 
 fn revoke(paged: &TableBackend<VtdSecondStage, Scattered>, range: IovaRange) -> Ticket {
-    paged.revoke(&mut core::iter::once((range, None))).unwrap()
+    paged.revoke(Revocation { range, window: None }, &mut core::iter::empty()).unwrap()
+}
+
+/// Revokes all of `ranges`, which are in no window.
+fn revoke_all(
+    paged: &TableBackend<VtdSecondStage, impl InvalidationQueue + PhysTranslator + 'static>,
+    ranges: impl IntoIterator<Item = IovaRange>,
+) -> Result<Ticket, BackendError> {
+    let mut ranges = ranges.into_iter().map(|range| Revocation { range, window: None });
+    let first = ranges.next().expect("a range");
+    paged.revoke(first, &mut ranges)
+}
+
+/// Waits for the ticket, to its deadline.
+fn wait(
+    paged: &TableBackend<VtdSecondStage, impl InvalidationQueue + PhysTranslator + 'static>,
+    ticket: Ticket,
+) -> Result<(), BackendError> {
+    match paged.wait(ticket, Wait::ToDeadline) {
+        Poll::Ready(waited) => waited,
+        Poll::Pending => panic!("it has waited"),
+    }
 }
 
 #[test]
 fn scattered_memory_is_contiguous_for_the_device() {
     let paged = paged(8, Scattered::default());
     let memory = nowhere(4);
-    paged.map(at(16, 4), memory, RW).unwrap();
+    paged.map(at(16, 4), memory, RW, None).unwrap();
     for page in 0..4 {
         let found = paged.table.translate(Iova::new((16 + page) * PAGE)).unwrap();
         assert_eq!(found.phys.raw(), (memory.addr() as u64 + page * PAGE) << 1);
     }
     let ticket = revoke(&paged, at(16, 4));
-    paged.wait(ticket, None).unwrap();
+    wait(&paged, ticket).unwrap();
     assert_eq!(paged.table.translate(Iova::new(16 * PAGE)), None);
 }
 
@@ -167,7 +192,7 @@ fn scattered_memory_is_contiguous_for_the_device() {
 #[test]
 fn an_extent_is_looked_up_once_per_generation() {
     let translator = Scattered::default();
-    let (memory, mut cache) = (nowhere(3), ExtentCache::new());
+    let (memory, cache) = (nowhere(3), LastExtent::new());
     let page = |n: usize| memory.part(n * 4096, 4096).unwrap();
     let phys = |n: u64| {
         PhysRange::new(PhysAddr::new((memory.addr() as u64 + n * PAGE) << 1), PAGE).unwrap()
@@ -201,7 +226,7 @@ fn a_map_that_fails_in_the_middle_is_taken_back_and_flushed() {
     let paged = paged(8, Scattered::default());
     let memory = nowhere(4);
     paged.queue().missing.lock().unwrap().insert(memory.addr() + 2 * 4096);
-    let error = paged.map(at(16, 4), memory, RW).unwrap_err();
+    let error = paged.map(at(16, 4), memory, RW, None).unwrap_err();
     assert!(
         matches!(error, BackendError::NotRegistered { .. }) && !error.stays_reachable(),
         "{error}"
@@ -209,7 +234,7 @@ fn a_map_that_fails_in_the_middle_is_taken_back_and_flushed() {
     assert!((16..20).all(|page| paged.table.translate(Iova::new(page * PAGE)).is_none()));
     assert!(paged.stats().invalidations.waits > 0, "a device may have looked in between");
     paged.queue().missing.lock().unwrap().clear();
-    paged.map(at(16, 4), memory, RW).unwrap();
+    paged.map(at(16, 4), memory, RW, None).unwrap();
 }
 
 #[test]
@@ -218,7 +243,7 @@ fn what_cannot_be_unmapped_is_reported() {
     let memory = nowhere(4);
     paged.queue().missing.lock().unwrap().insert(memory.addr() + 2 * 4096);
     paged.queue().hangs.store(true, Ordering::SeqCst);
-    let error = paged.map(at(16, 4), memory, RW).unwrap_err();
+    let error = paged.map(at(16, 4), memory, RW, None).unwrap_err();
     assert!(
         matches!(error, BackendError::RollbackIncomplete { flush: WaitError::TimedOut { .. }, .. }),
         "{error}"
@@ -231,14 +256,13 @@ fn where_nothing_happened_nothing_is_flushed() {
     let paged = paged(8, Scattered::default());
     let memory = nowhere(2);
     paged.queue().missing.lock().unwrap().insert(memory.addr());
-    assert!(matches!(paged.map(at(0, 2), memory, RW), Err(BackendError::NotRegistered { .. })));
-    let short = paged.map(at(16, 1), memory, RW);
+    assert!(matches!(
+        paged.map(at(0, 2), memory, RW, None),
+        Err(BackendError::NotRegistered { .. })
+    ));
+    let short = paged.map(at(16, 1), memory, RW, None);
     assert!(matches!(short, Err(BackendError::LengthsDiffer { .. })));
-    assert_eq!(paged.revoke(&mut core::iter::empty()).unwrap(), Ticket::COMPLETED);
-    assert!(
-        paged.revoke(&mut core::iter::once((at(16, 1), None))).is_err(),
-        "nothing is mapped there"
-    );
+    assert!(revoke_all(&paged, [at(16, 1)]).is_err(), "nothing is mapped there");
     assert_eq!(paged.stats().invalidations.waits, 0);
 }
 
@@ -246,10 +270,10 @@ fn where_nothing_happened_nothing_is_flushed() {
 fn a_caching_iommu_is_flushed_after_maps_too() {
     let sink = Scattered { caches_not_present: true, ..Scattered::default() };
     let paged = paged(8, sink);
-    paged.map(at(16, 1), nowhere(1), RW).unwrap();
+    paged.map(at(16, 1), nowhere(1), RW, None).unwrap();
     assert_eq!(paged.stats().invalidations.waits, 1);
     paged.queue().hangs.store(true, Ordering::SeqCst);
-    let error = paged.map(at(32, 1), nowhere(1), RW).unwrap_err();
+    let error = paged.map(at(32, 1), nowhere(1), RW, None).unwrap_err();
     assert!(error.stays_reachable(), "{error}");
     assert_eq!(paged.table.translate(Iova::new(32 * PAGE)), None);
 }
@@ -258,29 +282,29 @@ fn a_caching_iommu_is_flushed_after_maps_too() {
 #[test]
 fn a_map_in_a_pinned_window_is_checked_and_flushed() {
     let at = |first: u64, pages: u64| at(512 + first, pages);
-    let mut extents = ExtentCache::new();
-    let plain = paged(16, Scattered::default());
-    let pin = plain.pin(at(0, 512)).unwrap();
+    let plain = Arc::new(paged(16, Scattered::default()));
+    let window = Arc::clone(&plain).window(at(0, 512)).unwrap();
     // The first of its pages is as long as the range by itself.
-    let longer = plain.map_pinned(&pin, &mut extents, at(0, 1), nowhere(2), RW);
+    let longer = plain.map(at(0, 1), nowhere(2), RW, Some(&window));
     assert!(matches!(longer, Err(BackendError::LengthsDiffer { .. })));
     assert_eq!(
         (plain.table.translate(at(0, 1).start()), plain.stats().invalidations.waits),
         (None, 0)
     );
-    plain.map_pinned(&pin, &mut extents, at(0, 1), nowhere(1), RW).unwrap();
-    let again = plain.map_pinned(&pin, &mut extents, at(0, 1), nowhere(1), RW).unwrap_err();
+    plain.map(at(0, 1), nowhere(1), RW, Some(&window)).unwrap();
+    let again = plain.map(at(0, 1), nowhere(1), RW, Some(&window)).unwrap_err();
     assert!(matches!(again, BackendError::Table(TableError::AlreadyMapped { .. })), "{again}");
     assert!(
         plain.table.translate(at(0, 1).start()).is_some() && plain.stats().invalidations.waits == 0
     );
 
     let caching = paged(16, Scattered { caches_not_present: true, ..Scattered::default() });
-    let pin = caching.pin(at(0, 512)).unwrap();
-    caching.map_pinned(&pin, &mut ExtentCache::new(), at(0, 1), nowhere(1), RW).unwrap();
+    let caching = Arc::new(caching);
+    let window = Arc::clone(&caching).window(at(0, 512)).unwrap();
+    caching.map(at(0, 1), nowhere(1), RW, Some(&window)).unwrap();
     assert_eq!(caching.stats().invalidations.waits, 1);
     caching.queue().hangs.store(true, Ordering::SeqCst);
-    let error = caching.map_pinned(&pin, &mut extents, at(1, 1), nowhere(1), RW).unwrap_err();
+    let error = caching.map(at(1, 1), nowhere(1), RW, Some(&window)).unwrap_err();
     assert!(
         error.stays_reachable() && caching.table.translate(at(1, 1).start()).is_none(),
         "{error}"
@@ -297,17 +321,17 @@ fn walked(pages: usize) -> TableBackend<VtdSecondStage, walker::Walker> {
 fn the_ticket_of_a_revocation_covers_all_of_its_ranges() {
     for count in [1, 15, 16, 17, 32, 33, 48] {
         let paged = paged(8, Scattered { takes_polls: 3, ..Scattered::default() });
-        paged.map(at(100, 1), nowhere(1), RW).unwrap(); // no table page is retired
+        paged.map(at(100, 1), nowhere(1), RW, None).unwrap(); // no table page is retired
         for page in 0..count {
-            paged.map(at(page, 1), nowhere(1), RW).unwrap();
+            paged.map(at(page, 1), nowhere(1), RW, None).unwrap();
         }
-        let ticket = paged.revoke(&mut (0..count).map(|page| (at(page, 1), None))).unwrap();
+        let ticket = revoke_all(&paged, (0..count).map(|page| at(page, 1))).unwrap();
         assert_eq!(
             (ticket, paged.invalidator.is_completed(ticket)),
             (Ticket(1), false),
             "{count} ranges"
         );
-        paged.wait(ticket, None).unwrap();
+        wait(&paged, ticket).unwrap();
         assert_eq!(
             *paged.queue().batches.lock().unwrap(),
             [Flush { range: at(0, count), leaf_only: true }]
@@ -321,7 +345,7 @@ fn a_rollback_waits_for_its_flush() {
     let paged = paged(8, Scattered { takes_polls: 3, ..Scattered::default() });
     let memory = nowhere(2);
     paged.queue().missing.lock().unwrap().insert(memory.addr() + 4096);
-    let error = paged.map(at(16, 2), memory, RW).unwrap_err();
+    let error = paged.map(at(16, 2), memory, RW, None).unwrap_err();
     assert!(!error.stays_reachable(), "{error}");
     assert!(
         paged.invalidator.is_completed(Ticket(1)) && paged.invalidator.completed() == Ticket(1)
@@ -335,7 +359,7 @@ fn a_rollback_waits_for_its_flush() {
 fn a_map_waits_for_its_flush_in_caching_mode() {
     let paged =
         paged(8, Scattered { caches_not_present: true, takes_polls: 3, ..Scattered::default() });
-    paged.map(at(16, 1), nowhere(1), RW).unwrap();
+    paged.map(at(16, 1), nowhere(1), RW, None).unwrap();
     assert_eq!(paged.invalidator.completed(), Ticket(1));
     assert_eq!(
         *paged.queue().batches.lock().unwrap(),
@@ -348,7 +372,7 @@ fn a_map_waits_for_its_flush_in_caching_mode() {
 fn a_map_that_is_not_announced_in_time_is_taken_back() {
     let paged =
         paged(8, Scattered { caches_not_present: true, takes_polls: 15, ..Scattered::default() });
-    let error = paged.map(at(16, 1), nowhere(1), RW).unwrap_err();
+    let error = paged.map(at(16, 1), nowhere(1), RW, None).unwrap_err();
     assert!(error.stays_reachable() && error.late_ticket() == Some(Ticket(2)), "{error}");
     assert_eq!(paged.table.translate(Iova::new(16 * PAGE)), None);
 }
@@ -357,10 +381,10 @@ fn a_map_that_is_not_announced_in_time_is_taken_back() {
 #[test]
 fn what_is_revoked_is_cleared_before_its_flush() {
     let paged = walked(6);
-    paged.map(at(16, 1), walker::page(1), RW).unwrap();
+    paged.map(at(16, 1), walker::page(1), RW, None).unwrap();
     assert_eq!(paged.queue().walk(16 * PAGE), Some(walker::page(1).addr() as u64));
-    let ticket = paged.revoke(&mut core::iter::once((at(16, 1), None))).unwrap();
-    paged.wait(ticket, None).unwrap();
+    let ticket = revoke_all(&paged, [at(16, 1)]).unwrap();
+    wait(&paged, ticket).unwrap();
     assert_eq!(paged.queue().found_present_by_any.load(Ordering::SeqCst), 0);
     assert_eq!(paged.queue().walk(16 * PAGE), None);
 }
@@ -398,10 +422,9 @@ fn stress_few_table_pages_are_reused_beside_a_walker() {
             scope.spawn(move || {
                 for round in 0..rounds {
                     let window = (round % 4 * 2 + owner) * 512;
-                    paged.map(at(window, 1), walker::page(window), RW).unwrap();
-                    let ticket =
-                        paged.revoke(&mut core::iter::once((at(window, 1), None))).unwrap();
-                    paged.wait(ticket, None).unwrap();
+                    paged.map(at(window, 1), walker::page(window), RW, None).unwrap();
+                    let ticket = revoke_all(&paged, [at(window, 1)]).unwrap();
+                    wait(&paged, ticket).unwrap();
                 }
             });
         }
@@ -420,16 +443,16 @@ fn stress_few_table_pages_are_reused_beside_a_walker() {
 #[test]
 fn stress_a_flush_covers_cleared_entries_only() {
     let paged = walked(64);
-    paged.map(at(511, 1), walker::page(0), RW).unwrap();
+    paged.map(at(511, 1), walker::page(0), RW, None).unwrap();
     crate::testing::scope(|scope| {
         for owner in 0..4u64 {
             let paged = &paged;
             scope.spawn(move || {
                 for round in 0..2_000u64 {
                     let range = at(owner * 2 + round % 3 * 512, 1);
-                    paged.map(range, walker::page(1), RW).unwrap();
-                    let ticket = paged.revoke(&mut core::iter::once((range, None))).unwrap();
-                    paged.wait(ticket, None).unwrap();
+                    paged.map(range, walker::page(1), RW, None).unwrap();
+                    let ticket = revoke_all(&paged, [range]).unwrap();
+                    wait(&paged, ticket).unwrap();
                 }
             });
         }

@@ -132,7 +132,9 @@ impl PhysTranslator for Walker {
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: DmaMemory) {}
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
     /// Memory is where it is, page by page.
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
         let phys = PhysRange::new(PhysAddr::new(memory.addr() as u64), 4096).unwrap();

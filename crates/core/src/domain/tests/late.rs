@@ -2,9 +2,7 @@
 //! is dropped that a device may reach, and no clean-up calls it again while the thread unwinds.
 
 use super::*;
-use crate::domain::PinnedWindows;
 use crate::mem::DmaMemory;
-use crate::table::PinnedLeaf;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
 
@@ -98,39 +96,49 @@ impl Fragile {
     }
 }
 
-impl Backend for Arc<Fragile> {
-    fn name(&self) -> &'static str {
-        "fragile"
+impl Backend for Fragile {
+    fn properties(&self) -> Properties {
+        Properties::new("fragile")
     }
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: DmaMemory) {}
-    fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
-        self.call("map");
-        self.mock.map(iova, memory, access)
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
     }
-    fn revoke(
+    fn map(
         &self,
-        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+        iova: IovaRange,
+        memory: DmaMemory,
+        access: Access,
+        _: Option<&WindowToken>,
+    ) -> Result<(), BackendError> {
+        self.call("map");
+        self.mock.map(iova, memory, access, None)
+    }
+    fn revoke<'w>(
+        &self,
+        first: Revocation<'w>,
+        rest: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError> {
         self.call("revoke");
-        self.mock.revoke(ranges)
+        self.mock.revoke(first, rest)
     }
-    fn windows(&self) -> Option<&dyn PinnedWindows> {
-        self.call("pin");
+    fn window(self: Arc<Self>, _: IovaRange) -> Option<WindowToken> {
+        self.call("window");
         None
     }
-    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
-        self.call("check");
-        self.mock.check(ticket)
-    }
-    fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError> {
-        self.call("wait");
-        self.mock.wait(ticket, limit)
-    }
-    fn stats(&self) -> BackendStats {
-        BackendStats::default()
+    fn wait(&self, ticket: Ticket, wait: Wait<'_>) -> Poll<Result<(), BackendError>> {
+        match wait {
+            // At once, so that the domain does not sleep.
+            Wait::Wake(_, waker) => {
+                waker.wake_by_ref();
+                return self.mock.wait(ticket, Wait::Not);
+            }
+            Wait::Not => self.call("check"),
+            Wait::ToDeadline | Wait::For(_) => self.call("wait"),
+        }
+        self.mock.wait(ticket, wait)
     }
 }
 
@@ -193,7 +201,7 @@ fn a_backend_that_panics_loses_no_payload() {
             while_unwinding: Mutex::default(),
         });
         let space = IovaSpace::new(39).unwrap();
-        let domain = Domain::new(Box::new(Arc::clone(&fragile)), space);
+        let domain = Domain::new(fragile.clone(), space);
         let made = use_all(&domain, &drops);
         calls = fragile.calls.load(Ordering::Relaxed);
         fragile.at.store(usize::MAX, Ordering::Relaxed);
@@ -208,7 +216,7 @@ fn a_backend_that_panics_loses_no_payload() {
         assert_eq!(lost as u64, stats.quarantined, "{at}: {panicked:?} {stats:?}");
         // Only what may have been mapped or revoked in part.
         let in_part =
-            panicked.iter().filter(|method| ["map", "pin", "revoke"].contains(method)).count();
+            panicked.iter().filter(|method| ["map", "window", "revoke"].contains(method)).count();
         assert!(lost <= 3 * in_part, "{at}: {panicked:?} {stats:?}");
         assert_eq!((stats.owners, stats.live), (0, 0), "{at}: {panicked:?} {stats:?}");
         assert!(mock.pages.lock().len() <= lost, "{at}: {panicked:?}");

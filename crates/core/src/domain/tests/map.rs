@@ -1,10 +1,8 @@
 //! Maps of scattered memory, and up to a limit.
 
 use super::*;
-use crate::domain::Properties;
 use crate::iova::IovaError;
 use crate::mem::DmaMemory;
-use crate::table::PinnedLeaf;
 use proptest::prelude::*;
 
 /// Two buffers, of which bytes 100 to 4196 and 5000 to 6000 are the data.
@@ -202,7 +200,7 @@ fn memory_that_stays_mapped_above_the_limit_is_mapped_again() {
 #[test]
 fn idle_windows_are_reclaimed_for_a_limit() {
     let mock = Arc::new(Mock::default());
-    let domain = Domain::new(Box::new(Arc::clone(&mock)), IovaSpace::new(32).unwrap());
+    let domain = Domain::new(mock.clone(), IovaSpace::new(32).unwrap());
     set(&mock.obliging);
     let (mut idle, drops) = (domain.local(), Arc::default());
     let held: Vec<_> =
@@ -220,33 +218,33 @@ fn idle_windows_are_reclaimed_for_a_limit() {
 struct Untranslated;
 
 impl Backend for Untranslated {
-    fn name(&self) -> &'static str {
-        "none"
+    fn properties(&self) -> Properties {
+        Properties { name: "none", translates: false, pins: false }
     }
     unsafe fn register_memory(&self, _: crate::mem::DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: crate::mem::DmaMemory) {}
-    fn map(&self, _: IovaRange, _: crate::mem::DmaMemory, _: Access) -> Result<(), BackendError> {
+    fn unregister_memory(&self, _: crate::mem::DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn revoke(
+    fn map(
         &self,
-        _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+        _: IovaRange,
+        _: crate::mem::DmaMemory,
+        _: Access,
+        _: Option<&WindowToken>,
+    ) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn revoke<'w>(
+        &self,
+        _: Revocation<'w>,
+        _: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError> {
         Ok(Ticket::COMPLETED)
     }
-    fn check(&self, _: Ticket) -> Poll<Result<(), BackendError>> {
+    fn wait(&self, _: Ticket, _: Wait<'_>) -> Poll<Result<(), BackendError>> {
         Poll::Ready(Ok(()))
-    }
-    fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn stats(&self) -> BackendStats {
-        BackendStats::default()
-    }
-    fn properties(&self) -> Properties {
-        Properties { translates: false, pins: false }
     }
     fn required_iova(
         &self,
@@ -258,7 +256,7 @@ impl Backend for Untranslated {
 
 #[test]
 fn without_translation_memory_above_the_limit_is_refused() {
-    let domain = Domain::new(Box::new(Untranslated), IovaSpace::new(39).unwrap());
+    let domain = Domain::new(Arc::new(Untranslated), IovaSpace::new(39).unwrap());
     let drops = Arc::default();
     let iova = IovaRange::clamped(Iova::new(5 << 30), PAGE as u64);
     let refused = domain.map_up_to(Buf::new(1, &drops), FromDevice, limit(32)).unwrap_err();

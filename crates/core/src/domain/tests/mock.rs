@@ -3,7 +3,6 @@
 use super::*;
 use crate::mem::DmaMemory;
 use crate::sync::Mutex;
-use crate::table::PinnedLeaf;
 use core::ptr::NonNull;
 use core::task::Waker;
 use std::collections::BTreeMap;
@@ -49,15 +48,23 @@ pub(super) fn numbers(iova: IovaRange) -> core::ops::RangeInclusive<u64> {
     iova.start().raw() / 4096..=iova.last().raw() / 4096
 }
 
-impl Backend for Arc<Mock> {
-    fn name(&self) -> &'static str {
-        "mock"
+impl Backend for Mock {
+    fn properties(&self) -> Properties {
+        Properties::new("mock")
     }
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: DmaMemory) {}
-    fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn map(
+        &self,
+        iova: IovaRange,
+        memory: DmaMemory,
+        access: Access,
+        _: Option<&WindowToken>,
+    ) -> Result<(), BackendError> {
         assert!(!self.panics.load(Ordering::SeqCst), "a backend");
         if self.stick.load(Ordering::SeqCst) {
             let flush = WaitError::TimedOut { ticket: Ticket(1), waited_ns: 0, polls: 0 };
@@ -78,29 +85,35 @@ impl Backend for Arc<Mock> {
         }
         Ok(())
     }
-    fn revoke(
+    fn revoke<'w>(
         &self,
-        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+        first: Revocation<'w>,
+        rest: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError> {
         if self.refuse_revoke.load(Ordering::SeqCst) {
             return Err(BackendError::NotRevoked);
         }
         assert!(!self.panics.load(Ordering::SeqCst), "a backend");
-        let mut any = false;
-        for page in ranges
+        for page in core::iter::once(first)
+            .chain(rest)
             .inspect(|_| _ = self.ranges.fetch_add(1, Ordering::SeqCst))
-            .flat_map(|(range, _)| numbers(range))
+            .flat_map(|one| numbers(one.range))
         {
-            any = true;
             assert!(self.pages.lock().remove(&page).is_some(), "not mapped");
         }
-        self.flushes.fetch_add(u64::from(any), Ordering::SeqCst);
-        Ok(if any {
-            Ticket(self.last.fetch_add(1, Ordering::SeqCst) + 1)
-        } else {
-            Ticket::COMPLETED
-        })
+        self.flushes.fetch_add(1, Ordering::SeqCst);
+        Ok(Ticket(self.last.fetch_add(1, Ordering::SeqCst) + 1))
     }
+    fn wait(&self, ticket: Ticket, wait: Wait<'_>) -> Poll<Result<(), BackendError>> {
+        match wait {
+            Wait::Not => self.check(ticket),
+            Wait::Wake(until, waker) => self.wake(ticket, until, waker),
+            Wait::ToDeadline | Wait::For(_) => Poll::Ready(self.block(ticket)),
+        }
+    }
+}
+
+impl Mock {
     fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
         if self.done.load(Ordering::SeqCst) >= ticket.0 {
             return Poll::Ready(Ok(()));
@@ -113,7 +126,8 @@ impl Backend for Arc<Mock> {
             false => Poll::Pending,
         }
     }
-    fn wait(&self, ticket: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
+
+    fn block(&self, ticket: Ticket) -> Result<(), BackendError> {
         self.waits.fetch_add(1, Ordering::SeqCst);
         if self.wait_breaks.load(Ordering::SeqCst) {
             return Err(BackendError::NoTranslation);
@@ -127,7 +141,19 @@ impl Backend for Arc<Mock> {
             Poll::Pending => Err(flush.into()),
         }
     }
-    fn wake(&self, ticket: Ticket, until: Until, waker: &Waker) {
+
+    fn wake(&self, ticket: Ticket, until: Until, waker: &Waker) -> Poll<Result<(), BackendError>> {
+        let check = || match self.check(ticket) {
+            Poll::Ready(Err(error))
+                if until == Until::Completion && error.late_ticket().is_some() =>
+            {
+                Poll::Pending
+            }
+            checked => checked,
+        };
+        if check().is_ready() {
+            return check();
+        }
         self.until.store(1 + u64::from(until == Until::Completion), Ordering::SeqCst);
         self.wakes.fetch_add(1, Ordering::SeqCst);
         assert!(!self.wake_panics.load(Ordering::SeqCst), "a backend");
@@ -135,12 +161,11 @@ impl Backend for Arc<Mock> {
             self.done.fetch_max(ticket.0, Ordering::SeqCst);
         }
         if self.wakes_at_once.load(Ordering::SeqCst) {
-            return waker.wake_by_ref();
+            waker.wake_by_ref();
+        } else {
+            self.wakers.lock().push((ticket, waker.clone()));
         }
-        self.wakers.lock().push((ticket, waker.clone()));
-    }
-    fn stats(&self) -> BackendStats {
-        BackendStats::default()
+        check()
     }
 }
 
@@ -203,6 +228,6 @@ impl Drop for Buf {
 
 pub(super) fn domain() -> (Arc<Mock>, Domain, Arc<AtomicUsize>) {
     let mock = Arc::new(Mock::default());
-    let domain = Domain::new(Box::new(Arc::clone(&mock)), IovaSpace::new(39).unwrap());
+    let domain = Domain::new(mock.clone(), IovaSpace::new(39).unwrap());
     (mock, domain, Arc::default())
 }

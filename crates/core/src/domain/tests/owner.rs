@@ -376,7 +376,7 @@ fn a_batch_that_fails_in_the_middle_leaves_nothing_mapped() {
 fn what_a_refused_batch_has_not_used_of_its_range_returns() {
     let mock = Arc::new(Mock::default());
     set(&mock.obliging);
-    let domain = Domain::new(Box::new(Arc::clone(&mock)), IovaSpace::new(20).unwrap());
+    let domain = Domain::new(mock.clone(), IovaSpace::new(20).unwrap());
     let drops = Arc::default();
     let mut local = domain.local();
     let sizes = [2, 1, 9, 1, 3]; // the backend refuses 9 pages

@@ -100,7 +100,7 @@ proptest! {
     #[test]
     fn no_address_is_handed_out_twice_before_it_returns(changes in changes(), bits in 13u32..30) {
         let mock = Arc::new(Mock::default());
-        let domain = Domain::new(Box::new(mock), IovaSpace::new(bits.max(25)).unwrap());
+        let domain = Domain::new(mock, IovaSpace::new(bits.max(25)).unwrap());
         let empty = domain.space.iovas.stats();
         let mut owner = domain.space.register_owner();
         prop_assert!(run(&domain, &mut owner, changes));
@@ -175,7 +175,7 @@ fn addresses_are_in_order_and_a_window_is_recycled_as_a_whole() {
 #[test]
 fn a_space_without_windows_still_serves_its_owners() {
     let mock = Arc::new(Mock::default());
-    let domain = Domain::new(Box::new(mock), IovaSpace::new(23).unwrap()); // four windows, without the first page
+    let domain = Domain::new(mock, IovaSpace::new(23).unwrap()); // four windows, without the first page
     let mut owner = domain.space.register_owner();
     let all: Vec<_> =
         (0..2047).map(|_| owner.alloc(&domain.space, 4096, || 4096).unwrap()).collect();
@@ -405,7 +405,7 @@ fn what_an_owner_returns_for_another_one_does_not_become_free_in_its_own_window(
 #[test]
 fn what_others_return_is_used_where_the_space_is_exhausted() {
     let mock = Arc::new(Mock::default());
-    let domain = Domain::new(Box::new(mock), IovaSpace::new(26).unwrap()); // 32 windows, without the first page
+    let domain = Domain::new(mock, IovaSpace::new(26).unwrap()); // 32 windows, without the first page
     let mut owner = domain.space.register_owner();
     let mut all = pages(&domain, &mut owner, 32 * 512 - 1);
     assert_eq!(domain.stats().windows * WINDOW_BYTES, 31 * WINDOW_BYTES);
@@ -422,7 +422,7 @@ fn what_others_return_is_used_where_the_space_is_exhausted() {
 #[test]
 fn idle_owners_leave_a_space_of_32_bits_to_others() {
     const MIB: u64 = 1 << 20;
-    let domain = Domain::new(Box::new(Arc::new(Mock::default())), IovaSpace::new(32).unwrap());
+    let domain = Domain::new(Arc::new(Mock::default()), IovaSpace::new(32).unwrap());
     let mut owners: Vec<_> = (0..128).map(|_| domain.space.register_owner()).collect();
     for owner in &mut owners {
         let all: Vec<_> =
@@ -445,7 +445,7 @@ fn idle_owners_leave_a_space_of_32_bits_to_others() {
 /// The whole space is the windows of one owner: it gives up that of its current run too.
 #[test]
 fn an_owner_does_not_stand_in_its_own_way() {
-    let domain = Domain::new(Box::new(Arc::new(Mock::default())), IovaSpace::new(22).unwrap());
+    let domain = Domain::new(Arc::new(Mock::default()), IovaSpace::new(22).unwrap());
     let mut owner = domain.space.register_owner();
     let one = pages(&domain, &mut owner, 1).remove(0);
     owner.release(&domain.space, one);
@@ -464,8 +464,7 @@ fn an_owner_does_not_stand_in_its_own_way() {
 fn the_alignment_of_large_leaves_is_no_condition() {
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;
-    let domain =
-        |bits| Domain::new(Box::new(Arc::new(Mock::default())), IovaSpace::new(bits).unwrap());
+    let domain = |bits| Domain::new(Arc::new(Mock::default()), IovaSpace::new(bits).unwrap());
     let start = |addresses: Result<Addresses, BackendError>| {
         addresses.map(|addresses| addresses.iova.start().raw())
     };

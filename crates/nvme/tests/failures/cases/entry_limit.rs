@@ -4,15 +4,17 @@ use super::PAGE;
 use crate::pages::Pages;
 use crate::report::Report;
 use pinfold::core::access::Access;
-use pinfold::core::domain::{Backend, BackendStats, Domain as CoreDomain};
+use pinfold::core::domain::{
+    Backend, BackendStats, Domain as CoreDomain, Properties, Revocation, Wait, WindowToken,
+};
 use pinfold::core::iova::IovaSpace;
-use pinfold::core::table::PinnedLeaf;
 use pinfold::{
     BackendError, Bidirectional, DmaMemory, Domain, Iova, IovaRange, MappingPolicy, Ticket,
-    Unrevoked, WaitLimit,
+    Unrevoked,
 };
 use std::error::Error;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
@@ -80,7 +82,7 @@ fn count(limit: u64, piece: usize) -> Result<Counted, Box<dyn Error>> {
     // reference to them is created.
     let memory = unsafe { DmaMemory::from_raw(base.ok_or("mapped at address 0")?, MEMORY) };
     let entries = Counter { limit, ..Counter::default() };
-    let domain = CoreDomain::new(Box::new(entries), IovaSpace::new(48)?);
+    let domain = CoreDomain::new(Arc::new(entries), IovaSpace::new(48)?);
     // SAFETY: as above.
     unsafe { domain.register_memory(memory) }?;
     let mut mapped = 0;
@@ -96,7 +98,7 @@ fn count(limit: u64, piece: usize) -> Result<Counted, Box<dyn Error>> {
         }
     }
     let entries = domain.stats().backend.entries;
-    domain.unregister_memory(memory);
+    domain.unregister_memory(memory)?;
     Ok(Counted { entries, mapped, refused })
 }
 
@@ -155,17 +157,25 @@ struct Counter {
 }
 
 impl Backend for Counter {
-    fn name(&self) -> &'static str {
-        "counter"
+    fn properties(&self) -> Properties {
+        Properties::new("counter")
     }
 
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
 
-    fn unregister_memory(&self, _: DmaMemory) {}
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
 
-    fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> {
+    fn map(
+        &self,
+        _: IovaRange,
+        _: DmaMemory,
+        _: Access,
+        _: Option<&WindowToken>,
+    ) -> Result<(), BackendError> {
         let limit = self.limit;
         let below = |entries: u64| (entries < limit).then_some(entries + 1);
         match self.entries.fetch_update(Ordering::Relaxed, Ordering::Relaxed, below) {
@@ -178,20 +188,17 @@ impl Backend for Counter {
         }
     }
 
-    fn revoke(
+    fn revoke<'w>(
         &self,
-        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+        _: Revocation<'w>,
+        rest: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError> {
-        self.entries.fetch_sub(ranges.count() as u64, Ordering::Relaxed);
+        self.entries.fetch_sub(1 + rest.count() as u64, Ordering::Relaxed);
         Ok(Ticket::COMPLETED)
     }
 
-    fn check(&self, _: Ticket) -> Poll<Result<(), BackendError>> {
+    fn wait(&self, _: Ticket, _: Wait<'_>) -> Poll<Result<(), BackendError>> {
         Poll::Ready(Ok(()))
-    }
-
-    fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
-        Ok(())
     }
 
     fn stats(&self) -> BackendStats {

@@ -194,7 +194,7 @@ fn a_leaked_mapping_is_unmapped_with_its_memory() {
     // SAFETY: as above.
     let mapping = unsafe { domain.map_static(page, Access::READ) }.unwrap();
     assert_eq!(kernel.mapped(), [(mapping.iova().start().raw(), 4096)]);
-    domain.unregister_memory(page);
+    domain.unregister_memory(page).unwrap();
     assert_eq!(kernel.entries(), 0);
     // SAFETY: as above; it is refused.
     let again = unsafe { domain.map_static(page, Access::READ) };
@@ -220,18 +220,43 @@ fn memory_that_cannot_be_pinned_is_not_registered() {
     assert_eq!(refused, Err(BackendError::Movable { addr, len }));
     let iova = IovaRange::new(Iova::new(0x10_0000), 4096).unwrap();
     let unknown = BackendError::NotRegistered { addr, len: 4096 };
-    assert_eq!(table.map(iova, first, Access::READ), Err(unknown));
+    assert_eq!(table.map(iova, first, Access::READ, None), Err(unknown));
     *kernel.pins_nothing.lock().unwrap() = false;
     // SAFETY: as above.
     unsafe { table.register_memory(pages) }.unwrap();
-    table.map(iova, first, Access::READ).unwrap();
-    // Memory that is not registered as such unpins nothing.
-    table.unregister_memory(first);
+    table.map(iova, first, Access::READ, None).unwrap();
+    // Memory that is not registered as such: nothing is unmapped or unpinned.
+    let unknown = BackendError::NotRegistered { addr, len: 4096 };
+    assert_eq!(table.unregister_memory(first), Err(unknown));
     assert_eq!(*kernel.registered.lock().unwrap(), [addr]);
-    table.map(iova, first, Access::READ).unwrap();
-    table.unregister_memory(pages);
+    let used = table.map(iova, first, Access::READ, None);
+    assert_eq!(used, Err(BackendError::Unmappable { iova }), "still mapped");
+    table.unregister_memory(pages).unwrap();
     assert!(kernel.registered.lock().unwrap().is_empty());
     assert_eq!(*kernel.left.lock().unwrap(), [0], "unmapped before it is unpinned");
+}
+
+/// The kernel refuses to unmap what was leaked: its memory is not to be reused, nor mapped again.
+#[test]
+fn memory_that_cannot_be_unmapped_is_unregistered_with_an_error() {
+    let kernel = Arc::new(Fake::default());
+    let table = KernelTable::new(Arc::clone(&kernel) as Arc<dyn IommuContext>, None);
+    let mut memory = vec![0u64; 1024];
+    let base = NonNull::new(memory.as_mut_ptr()).unwrap().cast::<u8>();
+    let base = base.map_addr(|at| (at.get().next_multiple_of(4096)).try_into().unwrap());
+    // SAFETY: the vector has a whole page, and outlives the table; the fake does not touch it.
+    let page = unsafe { DmaMemory::from_raw(base, 4096) };
+    let unknown = || Err(BackendError::NotRegistered { addr: page.addr(), len: 4096 });
+    assert_eq!(table.unregister_memory(page), unknown());
+    // SAFETY: as above.
+    unsafe { table.register_memory(page) }.unwrap();
+    let iova = IovaRange::new(Iova::new(0x10_0000), 4096).unwrap();
+    table.map(iova, page, Access::READ, None).unwrap();
+    *kernel.unmap_fails.lock().unwrap() = Some(libc::EIO);
+    assert_eq!(table.unregister_memory(page), Err(BackendError::NotRevoked));
+    assert_eq!(*kernel.registered.lock().unwrap(), [page.addr()], "stays pinned");
+    assert_eq!(table.map(iova, page, Access::READ, None), unknown());
+    assert_eq!(table.unregister_memory(page), unknown());
 }
 
 /// Where a proptest maps: pieces of pages in a small window of addresses.
@@ -271,14 +296,17 @@ proptest! {
                     let page = |n: u64| usize::try_from(n * 4096).unwrap();
                     let part = memory.part(page(at), page(len)).unwrap();
                     let room = kernel.entries() < entries;
-                    let mapped = table.map(range((at, len)), part, Access::READ);
+                    let mapped = table.map(range((at, len)), part, Access::READ, None);
                     prop_assert!(mapped.is_err() || room);
                 }
                 Step::Revoke(ranges) => {
                     let whole = ranges.iter().all(|r| kernel.mapped().contains(&(r.0 * 4096, r.1 * 4096)));
                     let distinct = ranges.iter().enumerate().all(|(i, r)| !ranges[..i].contains(r));
-                    let revoked = table.revoke(&mut ranges.iter().map(|r| (range(*r), None)));
-                    prop_assert!(revoked.is_ok() || !(whole && distinct));
+                    let mut all = ranges.iter().map(|r| Revocation { range: range(*r), window: None });
+                    if let Some(first) = all.next() {
+                        let revoked = table.revoke(first, &mut all);
+                        prop_assert!(revoked.is_ok() || !(whole && distinct));
+                    }
                 }
             }
             let stats = table.stats();
@@ -288,7 +316,7 @@ proptest! {
             prop_assert_eq!(stats.pinned_bytes, mapped.iter().map(|(_, len)| len).sum::<u64>());
             prop_assert!(stats.entries <= entries as u64);
         }
-        table.unregister_memory(memory);
+        table.unregister_memory(memory).unwrap();
         prop_assert_eq!(kernel.entries(), 0);
     }
 }

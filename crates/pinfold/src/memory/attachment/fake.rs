@@ -71,9 +71,9 @@ impl DomainOps for FakeDomain {
         // SAFETY: the caller's promise.
         unsafe { self.domain.register_memory(memory) }
     }
-    fn unregister_memory(&self, memory: DmaMemory) {
-        self.step("unregister_memory").unwrap();
-        self.domain.unregister_memory(memory);
+    fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        self.step("unregister_memory")?;
+        self.domain.unregister_memory(memory)
     }
     unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError> {
         self.step("map_static")?;

@@ -104,6 +104,19 @@ fn memory_is_detached_unless_a_failed_map_left_it_reachable() {
     }
 }
 
+/// Something was still mapped there (a leaked mapping), and could not be unmapped.
+#[test]
+fn memory_that_cannot_be_unregistered_is_not_detached() {
+    let memory = memory();
+    for policy in [MappingPolicy::Whole, MappingPolicy::PerUse] {
+        let fake = FakeDomain::failing("unregister_memory", BackendError::NotRevoked);
+        let mut attachments = Attachments::default();
+        attachments.add(Box::new(fake.clone()), memory, policy).unwrap();
+        assert!(!attachments.detach_all(memory), "{policy:?}");
+        assert_eq!(fake.steps().last(), Some(&"count_quarantined"));
+    }
+}
+
 /// Returns 14 MiB on hugepages that begin 4 KiB after the start of one; `None` without transparent
 /// ones.
 fn within_a_hugepage() -> Option<DmaMemory<'static>> {

@@ -1,12 +1,14 @@
 //! A backend whose flushes a test completes, and pages that say whether a device reaches them.
 
-use crate::{DmaMemory, Iova, WaitError, WaitLimit};
+use crate::{DmaMemory, Iova, WaitError};
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
-use pinfold_core::domain::{Backend, BackendError, BackendStats, Domain, DomainId, Pinned, Until};
+use pinfold_core::domain::{
+    Backend, BackendError, Domain, DomainId, Pinned, Properties, Revocation, Until, Wait,
+    WindowToken,
+};
 use pinfold_core::invalidate::Ticket;
 use pinfold_core::iova::IovaSpace;
-use pinfold_core::table::PinnedLeaf;
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -79,23 +81,32 @@ impl Shared {
 }
 
 impl Backend for Shared {
-    fn name(&self) -> &'static str {
-        "manual"
+    fn properties(&self) -> Properties {
+        Properties::new("manual")
     }
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
     }
-    fn unregister_memory(&self, _: DmaMemory) {}
-    fn map(&self, iova: IovaRange, memory: DmaMemory, _: Access) -> Result<(), BackendError> {
+    fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn map(
+        &self,
+        iova: IovaRange,
+        memory: DmaMemory,
+        _: Access,
+        _: Option<&WindowToken>,
+    ) -> Result<(), BackendError> {
         if memory.len() == 8192 {
             return Err(BackendError::Refused { iova, reason: "two pages".into() });
         }
         self.lock().mapped.insert(iova.start().raw(), (iova, memory.addr()));
         Ok(())
     }
-    fn revoke(
+    fn revoke<'w>(
         &self,
-        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+        first: Revocation<'w>,
+        rest: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError> {
         let refuses = self.lock().refuses;
         let panics = self.lock().panics;
@@ -105,7 +116,7 @@ impl Backend for Shared {
         }
         let mut unit = self.lock();
         let ticket = Ticket(unit.last + 1);
-        for (range, _) in ranges {
+        for Revocation { range, .. } in std::iter::once(first).chain(rest) {
             let inside = range.start().raw()..range.end().raw();
             let starts: Vec<u64> = unit.mapped.range(inside).map(|(start, _)| *start).collect();
             for start in starts {
@@ -121,14 +132,22 @@ impl Backend for Shared {
         unit.last = ticket.0;
         Ok(ticket)
     }
-    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
-        self.lock().check(ticket)
+    fn wait(&self, ticket: Ticket, wait: Wait<'_>) -> Poll<Result<(), BackendError>> {
+        match wait {
+            Wait::Not => self.lock().check(ticket),
+            Wait::Wake(until, waker) => self.wake(ticket, until, waker),
+            Wait::ToDeadline => Poll::Ready(self.block(ticket, true)),
+            Wait::For(_) => Poll::Ready(self.block(ticket, false)),
+        }
     }
-    fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError> {
+}
+
+impl Shared {
+    fn block(&self, ticket: Ticket, to_deadline: bool) -> Result<(), BackendError> {
         let panics = self.lock().wait_panics;
         assert!(!panics, "a wait");
         let mut unit = self.lock();
-        unit.unlimited_waits += u64::from(limit.is_none());
+        unit.unlimited_waits += u64::from(to_deadline);
         if unit.obliges {
             let due = unit.complete(ticket.0);
             drop(unit);
@@ -140,20 +159,17 @@ impl Backend for Shared {
             Poll::Pending => Err(late(ticket)),
         }
     }
-    fn wake(&self, ticket: Ticket, until: Until, waker: &Waker) {
+
+    fn wake(&self, ticket: Ticket, until: Until, waker: &Waker) -> Poll<Result<(), BackendError>> {
         let mut unit = self.lock();
-        let ended = match unit.check(ticket) {
-            Poll::Ready(Err(error)) if error.late_ticket().is_some() => until == Until::Deadline,
-            checked => checked.is_ready(),
-        };
-        if ended {
-            drop(unit);
-            return waker.wake_by_ref();
+        match unit.check(ticket) {
+            Poll::Ready(Err(error))
+                if until == Until::Completion && error.late_ticket().is_some() => {}
+            Poll::Pending => {}
+            ended => return ended,
         }
         unit.wakers.push((ticket, until, waker.clone()));
-    }
-    fn stats(&self) -> BackendStats {
-        BackendStats::default()
+        Poll::Pending
     }
 }
 
@@ -167,7 +183,7 @@ pub(super) struct Manual {
 impl Manual {
     pub(super) fn new() -> Self {
         let unit = Shared::default();
-        let domain = Domain::new(Box::new(unit.clone()), IovaSpace::new(39).unwrap());
+        let domain = Domain::new(Arc::new(unit.clone()), IovaSpace::new(39).unwrap());
         Self { unit, domain, pages: Arc::default() }
     }
 

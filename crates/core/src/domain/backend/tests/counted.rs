@@ -68,7 +68,7 @@ fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
         ("revoke and look", |local, mapping| {
             let revoked = local.revoke(mapping);
             while !revoked.is_quiesced() {
-                local.domain.call(|backend| backend.wait(revoked.ticket(), None)).unwrap();
+                local.domain.wait(revoked.ticket(), None).unwrap();
             }
             let Nowhere(_) = local.poll(revoked).unwrap();
         }),
@@ -76,7 +76,7 @@ fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
             let mut revoked = local.revoke(mapping);
             while let Err(again) = local.poll(revoked) {
                 revoked = again;
-                local.domain.call(|backend| backend.wait(revoked.ticket(), None)).unwrap();
+                local.domain.wait(revoked.ticket(), None).unwrap();
             }
         }),
     ];

@@ -25,7 +25,7 @@ fn gathered_pages_wait_for_the_latest_of_their_tickets() {
 /// Two translators know different memory: what one has found is nothing to the other.
 #[test]
 fn an_extent_of_another_translator_is_not_taken() {
-    let (here, there, mut cache) = (Scattered::default(), Scattered::default(), ExtentCache::new());
+    let (here, there, cache) = (Scattered::default(), Scattered::default(), LastExtent::new());
     cache.run(&here, nowhere(1)).unwrap();
     there.missing.lock().unwrap().insert(nowhere(1).addr());
     let refused = cache.run(&there, nowhere(1));
@@ -42,7 +42,9 @@ fn an_extent_found_while_memory_is_unregistered_is_not_kept() {
         unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
             Ok(())
         }
-        fn unregister_memory(&self, _: DmaMemory) {}
+        fn unregister_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+            Ok(())
+        }
         fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
             let found = self.0.extent(memory);
             self.0.generations.advance();
@@ -52,7 +54,7 @@ fn an_extent_found_while_memory_is_unregistered_is_not_kept() {
             self.0.generation()
         }
     }
-    let (translator, mut cache) = (Unregisters(Scattered::default()), ExtentCache::new());
+    let (translator, cache) = (Unregisters(Scattered::default()), LastExtent::new());
     cache.run(&translator, nowhere(1)).unwrap();
     cache.run(&translator, nowhere(1)).unwrap();
     assert_eq!(translator.0.looked_up.load(Ordering::SeqCst), 2);
@@ -65,18 +67,16 @@ fn what_a_refused_revocation_has_cleared_is_flushed() {
     for many in [1, 100] {
         let paged = paged(40, Scattered::default());
         let mapped: Vec<_> = (0..many).map(|at_page| at(2 * at_page, 1)).collect();
-        mapped.iter().for_each(|range| paged.map(*range, nowhere(1), RW).unwrap());
-        let refused = paged.revoke(
-            &mut mapped.iter().copied().chain([at(9000, 1), at(0, 1)]).map(|range| (range, None)),
-        );
+        mapped.iter().for_each(|range| paged.map(*range, nowhere(1), RW, None).unwrap());
+        let refused = revoke_all(&paged, mapped.iter().copied().chain([at(9000, 1), at(0, 1)]));
         assert!(
             matches!(refused, Err(BackendError::Table(TableError::NotMapped { .. }))),
             "{refused:?}"
         );
         // The next caller submits it.
-        paged.map(at(5000, 1), nowhere(1), RW).unwrap();
+        paged.map(at(5000, 1), nowhere(1), RW, None).unwrap();
         let ticket = revoke(&paged, at(5000, 1));
-        paged.wait(ticket, None).unwrap();
+        wait(&paged, ticket).unwrap();
         let flushed = paged.queue().batches.lock().unwrap();
         let covered = |range: &IovaRange| flushed.iter().any(|flush| flush.range.covers(range));
         assert!(mapped.iter().all(covered), "{many}: {flushed:?}");
@@ -89,7 +89,7 @@ fn a_rollback_that_is_refused_leaves_the_memory_reachable() {
     let paged = paged(8, Scattered::default());
     let reason = || BackendError::NotRegistered { addr: 0, len: 4096 };
     assert_eq!(paged.roll_back(at(16, 4), None, 0, reason()), reason(), "nothing was mapped");
-    paged.map(at(16, 2), nowhere(2), RW).unwrap();
+    paged.map(at(16, 2), nowhere(2), RW, None).unwrap();
     assert_eq!(paged.roll_back(at(16, 4), None, 2 * PAGE, reason()), reason());
     // As if another thread had revoked it.
     assert_eq!(paged.roll_back(at(16, 4), None, 2 * PAGE, reason()), BackendError::NotRevoked);

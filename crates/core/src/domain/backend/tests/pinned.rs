@@ -4,8 +4,6 @@ use super::*;
 use crate::access::{Bidirectional, FromDevice};
 use crate::domain::{Domain, DomainId, DomainLocal, Mapping, Pinned, Unrevoked};
 use crate::iova::IovaSpace;
-use crate::table::{MappedRun, PinnedLeaf};
-use core::task::Poll;
 
 const WINDOW_PAGES: u64 = 512;
 
@@ -24,48 +22,9 @@ unsafe impl Pinned for Nowhere {
 
 pub(super) type Unit = Arc<TableBackend<VtdSecondStage, Scattered>>;
 
-/// The domain's backend, which the test keeps a look at.
-struct Seen(Unit);
-
-/// The caller's interface, passed through.
-impl Backend for Seen {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn unregister_memory(&self, _: DmaMemory) {}
-    fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
-        self.0.map(iova, memory, access)
-    }
-    fn revoke(
-        &self,
-        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
-    ) -> Result<Ticket, BackendError> {
-        self.0.revoke(ranges)
-    }
-    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
-        self.0.check(ticket)
-    }
-    fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError> {
-        self.0.wait(ticket, limit)
-    }
-    fn windows(&self) -> Option<&dyn PinnedWindows> {
-        self.0.windows()
-    }
-    fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
-        self.0.mapped()
-    }
-    fn stats(&self) -> crate::domain::BackendStats {
-        self.0.stats()
-    }
-}
-
 pub(super) fn domain(pages: usize, queue: Scattered) -> (Unit, Domain) {
     let unit = Arc::new(paged(pages, queue));
-    let domain =
-        Domain::new(Box::new(Seen(Arc::clone(&unit))), IovaSpace::new(unit.bits()).unwrap());
+    let domain = Domain::new(unit.clone(), IovaSpace::new(unit.bits()).unwrap());
     (unit, domain)
 }
 
@@ -75,7 +34,10 @@ pub(super) fn is_mapped(unit: &Unit, at: IovaRange) -> bool {
 
 fn ordinary_map_is_refused(unit: &Unit, window: IovaRange) -> bool {
     let inside = window.part(PAGE, PAGE).unwrap();
-    matches!(unit.map(inside, nowhere(1), RW), Err(BackendError::Table(TableError::Pinned { .. })))
+    matches!(
+        unit.map(inside, nowhere(1), RW, None),
+        Err(BackendError::Table(TableError::Pinned { .. }))
+    )
 }
 
 fn window_of(mapping: &Mapping<Nowhere, FromDevice>) -> IovaRange {

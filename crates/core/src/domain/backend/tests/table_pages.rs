@@ -9,7 +9,7 @@ fn table_pages_come_back_however_many_windows_come_and_go() {
     let paged = paged(4, Scattered::default());
     for window in 1..1000 {
         let range = at(window % 512 * 512, 1);
-        paged.map(range, nowhere(1), RW).unwrap();
+        paged.map(range, nowhere(1), RW, None).unwrap();
         revoke(&paged, range); // without waiting for it
     }
     let stats = paged.stats();
@@ -23,10 +23,10 @@ fn pages_that_a_failed_map_retired_come_back_to_the_next_map() {
     let paged = paged(3, Scattered::default());
     // Two windows of 2 MiB need two pages of level 1: the map makes one, fails, and retires what it
     // made.
-    let error = paged.map(at(512 - 1, 2), nowhere(2), RW).unwrap_err();
+    let error = paged.map(at(512 - 1, 2), nowhere(2), RW, None).unwrap_err();
     assert!(matches!(error, BackendError::Table(TableError::NoPages { .. })), "{error}");
     // Elsewhere, below another page of level 2: only what was retired can serve it.
-    paged.map(at(512 * 512 * 3, 1), nowhere(1), RW).unwrap();
+    paged.map(at(512 * 512 * 3, 1), nowhere(1), RW, None).unwrap();
     assert_eq!(paged.stats().table_pages, 3);
 }
 
@@ -35,7 +35,7 @@ fn a_map_gets_the_pages_of_all_levels_that_were_revoked() {
     let paged = paged(3, Scattered::default());
     for gib in 0..20 {
         let range = at(gib * 512 * 512, 1);
-        paged.map(range, nowhere(1), RW).unwrap();
+        paged.map(range, nowhere(1), RW, None).unwrap();
         revoke(&paged, range); // without waiting for it
     }
 }
@@ -43,7 +43,7 @@ fn a_map_gets_the_pages_of_all_levels_that_were_revoked() {
 #[test]
 fn without_a_flush_table_pages_run_out_and_say_so() {
     let paged = paged(4, Scattered { hangs: true.into(), ..Scattered::default() });
-    let map = |window| paged.map(at(window * 512, 1), nowhere(1), RW);
+    let map = |window| paged.map(at(window * 512, 1), nowhere(1), RW, None);
     for window in 1..3 {
         map(window).unwrap();
         revoke(&paged, at(window * 512, 1));
@@ -58,16 +58,16 @@ fn without_a_flush_table_pages_run_out_and_say_so() {
 pub(super) fn table_pages_are_reclaimed_after_their_flush_and_not_before() {
     let paged = paged(5, Scattered { hangs: true.into(), ..Scattered::default() });
     for window in 1..4 {
-        paged.map(at(window * 512, 1), nowhere(1), RW).unwrap();
+        paged.map(at(window * 512, 1), nowhere(1), RW, None).unwrap();
     }
     for window in 1..4 {
         revoke(&paged, at(window * 512, 1));
         assert_eq!(paged.stats().table_pages_retired, window);
     }
-    let error = paged.map(at(4 * 512, 1), nowhere(1), RW).unwrap_err();
+    let error = paged.map(at(4 * 512, 1), nowhere(1), RW, None).unwrap_err();
     assert!(matches!(error, BackendError::Table(TableError::NoPages { .. })), "{error}");
     paged.queue().hangs.store(false, Ordering::SeqCst);
-    paged.map(at(4 * 512, 1), nowhere(1), RW).unwrap();
+    paged.map(at(4 * 512, 1), nowhere(1), RW, None).unwrap();
 }
 
 /// The flush of a retired table page drops links too, of all addresses that went through it; that
@@ -75,7 +75,7 @@ pub(super) fn table_pages_are_reclaimed_after_their_flush_and_not_before() {
 #[test]
 pub(super) fn links_are_flushed_where_a_table_page_was_retired() {
     let paged = paged(8, Scattered::default());
-    paged.map(at(512, 2), nowhere(2), RW).unwrap();
+    paged.map(at(512, 2), nowhere(2), RW, None).unwrap();
     revoke(&paged, at(512, 1));
     assert_eq!(
         *paged.queue().batches.lock().unwrap(),
@@ -94,11 +94,10 @@ fn retired_table_pages_are_flushed_one_by_one() {
     let paged = paged(15, Scattered::default());
     let windows = [0, 1, 1000, 200_000, 200_001];
     for window in windows {
-        paged.map(at(window * 512, 1), nowhere(1), RW).unwrap();
+        paged.map(at(window * 512, 1), nowhere(1), RW, None).unwrap();
     }
-    let ticket =
-        paged.revoke(&mut windows.into_iter().map(|window| (at(window * 512, 1), None))).unwrap();
-    paged.wait(ticket, None).unwrap();
+    let ticket = revoke_all(&paged, windows.into_iter().map(|window| at(window * 512, 1))).unwrap();
+    wait(&paged, ticket).unwrap();
     let tables = |flushes: &[Flush]| {
         flushes.iter().filter(|flush| !flush.leaf_only).map(|flush| flush.range).collect::<Vec<_>>()
     };
@@ -115,12 +114,12 @@ fn superpages_return_after_4_kib_use_of_their_range() {
     let region = at(0, 4 * 512);
     let phys = PhysAddr::new(1 << 30);
     for window in 0..4 {
-        paged.map(at(window * 512 + 3, 1), walker::page(window), RW).unwrap();
+        paged.map(at(window * 512 + 3, 1), walker::page(window), RW, None).unwrap();
     }
     // Far away, so that the page of level 2 stays.
-    paged.map(at(500 * 512, 1), walker::page(9), RW).unwrap();
+    paged.map(at(500 * 512, 1), walker::page(9), RW, None).unwrap();
     for window in 0..4 {
-        paged.revoke(&mut core::iter::once((at(window * 512 + 3, 1), None))).unwrap();
+        revoke_all(&paged, [at(window * 512 + 3, 1)]).unwrap();
     }
     for _ in 0..2 {
         paged.make_room(region, phys);
@@ -129,8 +128,8 @@ fn superpages_return_after_4_kib_use_of_their_range() {
             let size = paged.table.translate(Iova::new(window << 21)).unwrap().size;
             assert_eq!(size, crate::addr::PageSize::Size2M);
         }
-        let ticket = paged.revoke(&mut core::iter::once((region, None))).unwrap();
-        paged.wait(ticket, None).unwrap();
+        let ticket = revoke_all(&paged, [region]).unwrap();
+        wait(&paged, ticket).unwrap();
     }
 }
 
@@ -140,16 +139,16 @@ fn superpages_return_after_4_kib_use_of_their_range() {
 fn a_reclaimed_page_counts_although_another_owner_took_it() {
     let paged = walked(4); // the root, one of level 2, two of level 1
     let window = |n: u64| at(n * 512, 1);
-    paged.map(window(0), walker::page(0), RW).unwrap();
-    paged.map(window(1), walker::page(1), RW).unwrap();
+    paged.map(window(0), walker::page(0), RW, None).unwrap();
+    paged.map(window(1), walker::page(1), RW, None).unwrap();
     let before = paged.deferred.reclaimed();
-    let ticket = paged.revoke(&mut core::iter::once((window(0), None))).unwrap();
-    paged.wait(ticket, None).unwrap();
-    paged.map(window(2), walker::page(2), RW).unwrap(); // takes the page that was retired
+    let ticket = revoke_all(&paged, [window(0)]).unwrap();
+    wait(&paged, ticket).unwrap();
+    paged.map(window(2), walker::page(2), RW, None).unwrap(); // takes the page that was retired
     assert_eq!(paged.table.stats().retired, 0);
     assert!(paged.wait_for_retired(before));
     assert!(!paged.wait_for_retired(paged.deferred.reclaimed()), "none is on its way back");
-    let full = paged.map(window(3), walker::page(3), RW).unwrap_err();
+    let full = paged.map(window(3), walker::page(3), RW, None).unwrap_err();
     assert!(matches!(full, BackendError::Table(TableError::NoPages { capacity: 4, .. })), "{full}");
 }
 
@@ -159,7 +158,7 @@ fn a_reclaimed_page_counts_although_another_owner_took_it() {
 fn pages_are_reclaimed_by_what_is_due_under_the_lock() {
     let paged = paged(6, Scattered::default());
     for window in 1..4 {
-        paged.map(at(window * 512, 1), nowhere(1), RW).unwrap();
+        paged.map(at(window * 512, 1), nowhere(1), RW, None).unwrap();
     }
     let retire = |window: u64| {
         let mut retired = Retired::new();
@@ -202,8 +201,8 @@ fn a_queue_that_panics_loses_no_table_page() {
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
                 panicked += u32::from(outcome.is_err());
             };
-            try_each(&|| paged.map(range, nowhere(1), RW).unwrap());
-            try_each(&|| drop(paged.revoke(&mut core::iter::once((range, None)))));
+            try_each(&|| paged.map(range, nowhere(1), RW, None).unwrap());
+            try_each(&|| drop(revoke_all(&paged, [range])));
         }
         if panicked == 0 {
             break;
@@ -213,7 +212,7 @@ fn a_queue_that_panics_loses_no_table_page() {
         let mapped = paged.table.mapped().count() as u64;
         for window in 10..12 - mapped {
             paged
-                .map(at(window * 512, 1), nowhere(1), RW)
+                .map(at(window * 512, 1), nowhere(1), RW, None)
                 .unwrap_or_else(|error| panic!("{panics_in}: {error}"));
         }
     }
