@@ -7,6 +7,7 @@ pub(crate) mod type1;
 
 use crate::findings::{self, Findings};
 use crate::function::Function;
+use crate::memory_calls::Going;
 use crate::process::{Inode, Memory, Site};
 use crate::space::{Space, Span};
 use abi::Struct;
@@ -570,6 +571,33 @@ impl Kernel {
         match self.shared.functions.get(index) {
             Some(function) => device::access(function, caller, place, write).into(),
             None => Reply::Error(libc::ENODEV),
+        }
+    }
+
+    /// Reports the mappings of memory that a call takes away, before it does.
+    pub(crate) fn memory_goes(&self, going: &Going, caller: &Caller) {
+        let mut spaces: Vec<Arc<Space>> = Vec::new();
+        for opened in self.opened.values() {
+            match &opened.object {
+                Object::Container(Container { iommu: Some(iommu), .. }) => {
+                    spaces.push(iommu.space.clone());
+                }
+                Object::Iommufd(iommufd) => spaces.extend(iommufd.spaces().cloned()),
+                Object::Container(_) | Object::Group { .. } => {}
+            }
+        }
+        for memory in &going.memory {
+            let of_space = |space: &Arc<Space>| space.of_memory(&caller.memory, *memory);
+            for entry in spaces.iter().flat_map(of_space) {
+                let (call, span) = (going.call, entry.span);
+                let text = format!("{call} of {memory}, to which {span} is mapped");
+                self.shared.findings.add(&findings::MEMORY_GONE, text, || {
+                    vec![
+                        format!("{call} by {}", caller.site().describe()),
+                        format!("{span} was mapped by {}", entry.site.describe()),
+                    ]
+                });
+            }
         }
     }
 

@@ -33,11 +33,13 @@ mod function;
 mod hostile;
 mod irq;
 mod kernel;
+mod memory_calls;
 mod namespace;
 mod nvme;
 mod pci;
 mod process;
 mod space;
+mod span;
 mod supervisor;
 mod symbols;
 mod sys;
@@ -75,6 +77,9 @@ pub struct CheckConfig {
     pub iova_bits: u32,
     /// Whether there is an iommufd, beside type 1.
     pub iommufd: bool,
+    /// Whether calls by which memory goes (`munmap` and others) are looked at, too. Each then takes
+    /// longer.
+    pub watch_memory: bool,
     /// Kills the program after this time.
     pub time_limit: Option<Duration>,
     /// Identifiers of findings that are not reported.
@@ -88,7 +93,18 @@ impl CheckConfig {
         let (hostile, iova_bits, time_limit) = (None, 39, None);
         let suppress = Vec::new();
         let knobs = Vec::new();
-        Self { devices, program, hostile, knobs, iova_bits, iommufd: true, time_limit, suppress }
+        let (iommufd, watch_memory) = (true, false);
+        Self {
+            devices,
+            program,
+            hostile,
+            knobs,
+            iova_bits,
+            iommufd,
+            watch_memory,
+            time_limit,
+            suppress,
+        }
     }
 }
 
@@ -219,7 +235,8 @@ pub fn run(config: &CheckConfig) -> Result<CheckReport, CheckError> {
     rustix::process::set_child_subreaper(Some(own))
         .map_err(|errno| system("PR_SET_CHILD_SUBREAPER")(errno.into()))?;
     let own_user = !supervisor::may_mount();
-    let (child, listener) = sys::spawn::spawn(&config.program, changes, own_user)
+    let memory = config.watch_memory;
+    let (child, listener) = sys::spawn::spawn(&config.program, changes, own_user, memory)
         .map_err(|error| start_error(error, name))?;
     let mut supervisor = Supervisor::new(kernel, listener, child.id());
     let ending = supervisor.run(child.id(), config.time_limit);

@@ -1,5 +1,6 @@
 //! The program's processes: their memory, descriptors, limits, and where a thread is in its code.
 
+use crate::span::Span;
 use crate::symbols::Elf;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 use std::fs::{self, File};
@@ -80,6 +81,22 @@ impl Memory {
         Err(libc::ENAMETOOLONG)
     }
 
+    /// Returns where the process has mapped a part of a file, shared.
+    pub(crate) fn shared_maps(&self, inode: Inode, part: Span) -> Vec<Span> {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
+        let ranges = maps.lines().filter_map(Range::parse);
+        let ranges = ranges.filter(|range| range.shared && range.inode == Some(inode));
+        let overlap = |range: Range<'_>| {
+            let file = Span::new(range.offset, range.end - range.start)?;
+            let (first, last) = (file.first.max(part.first), file.last.min(part.last));
+            (first <= last).then(|| Span {
+                first: range.start + (first - file.first),
+                last: range.start + (last - file.first),
+            })
+        };
+        ranges.filter_map(overlap).collect()
+    }
+
     /// Returns whether `len` bytes at `at` are mapped, and writable if `write`.
     pub(crate) fn is_mapped(&self, at: u64, len: u64, write: bool) -> bool {
         let Ok(maps) = fs::read_to_string(format!("/proc/{}/maps", self.pid)) else { return false };
@@ -109,7 +126,17 @@ struct Range<'a> {
     readable: bool,
     writable: bool,
     executable: bool,
+    shared: bool,
+    inode: Option<Inode>,
     path: &'a str,
+}
+
+/// Returns what a line says of its file: `08:01` and the number.
+fn inode(device: &str, number: &str) -> Option<Inode> {
+    let (major, minor) = device.split_once(':')?;
+    let number_of = |text| u32::from_str_radix(text, 16).ok();
+    let device = rustix::fs::makedev(number_of(major)?, number_of(minor)?);
+    Some((device, number.parse().ok()?))
 }
 
 impl<'a> Range<'a> {
@@ -125,7 +152,9 @@ impl<'a> Range<'a> {
             readable: rights.first() == Some(&b'r'),
             writable: rights.get(1) == Some(&b'w'),
             executable: rights.get(2) == Some(&b'x'),
-            path: words.nth(2).unwrap_or_default().trim_start(),
+            shared: rights.get(3) == Some(&b's'),
+            inode: inode(words.next()?, words.next()?),
+            path: words.next().unwrap_or_default().trim_start(),
         })
     }
 }

@@ -1,48 +1,12 @@
 //! One I/O address space: what the devices of a container or of an IOAS reach.
 
 use crate::process::{Memory, Site};
+pub(crate) use crate::span::Span;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// How many ended mappings, and refused ones, are remembered for reports.
 const REMEMBERED: usize = 1024;
-
-/// A range of I/O virtual addresses: the first and the last.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Span {
-    pub(crate) first: u64,
-    pub(crate) last: u64,
-}
-
-impl Span {
-    /// Returns the range of `len` bytes at `at`; `None` if it is empty or wraps.
-    pub(crate) fn new(at: u64, len: u64) -> Option<Self> {
-        Some(Self { first: at, last: at.checked_add(len.checked_sub(1)?)? })
-    }
-
-    pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        self.first <= other.last && other.first <= self.last
-    }
-
-    pub(crate) fn contains(&self, at: u64) -> bool {
-        (self.first..=self.last).contains(&at)
-    }
-
-    pub(crate) fn holds(&self, other: &Self) -> bool {
-        self.first <= other.first && other.last <= self.last
-    }
-
-    /// Returns the number of bytes; that of all addresses is not a `u64`, and no map has it.
-    pub(crate) fn len(&self) -> u64 {
-        (self.last - self.first).saturating_add(1)
-    }
-}
-
-impl std::fmt::Display for Span {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:#x} to {:#x}", self.first, self.last)
-    }
-}
 
 /// A mapping.
 #[derive(Clone, Debug)]
@@ -140,6 +104,20 @@ impl Space {
         let first = inner.maps.range(..=span.first).next_back();
         let first = first.filter(|(_, map)| map.span.overlaps(&span));
         first.or_else(|| inner.maps.range(span.first..).next()).map(|(_, map)| map.clone())
+    }
+
+    /// Returns the mappings whose memory overlaps `memory` of an address space: not those that the
+    /// process has made before it executed another program.
+    pub(crate) fn of_memory(&self, owner: &Arc<Memory>, memory: Span) -> Vec<Entry> {
+        let inner = self.inner();
+        if inner.charged.get(&owner.pid).is_none_or(|bytes| *bytes == 0) {
+            return Vec::new();
+        }
+        let is_it = |entry: &&Entry| {
+            let own = Span::new(entry.vaddr, entry.span.len());
+            Arc::ptr_eq(&entry.memory, owner) && own.is_some_and(|own| own.overlaps(&memory))
+        };
+        inner.maps.values().filter(is_it).cloned().collect()
     }
 
     /// Returns how many mappings there are of the page at `vaddr` of a process.
@@ -296,6 +274,26 @@ mod tests {
     }
 
     #[test]
+    fn mappings_are_found_by_their_memory() {
+        let memory = Arc::new(Memory::of(std::process::id()).unwrap());
+        let space = Space::default();
+        let of = |at, len| -> Vec<u64> {
+            let found = space.of_memory(&memory, Span::new(at, len).unwrap());
+            found.iter().map(|entry| entry.span.first).collect()
+        };
+        assert_eq!(of(0, u64::MAX), []);
+        space.insert(entry(0x2000, 0x1000, 0x70000, &memory));
+        space.insert(entry(0x5000, 0x2000, 0x70000, &memory));
+        assert_eq!(of(0x6ffff, 1), []);
+        assert_eq!(of(0x6ffff, 2), [0x2000, 0x5000]);
+        assert_eq!(of(0x71000, 1), [0x5000]);
+        assert_eq!(of(0x72000, 0x1000), []);
+        // As after an exec.
+        let other = Arc::new(Memory::of(std::process::id()).unwrap());
+        assert!(space.of_memory(&other, Span::new(0x70000, 1).unwrap()).is_empty());
+    }
+
+    #[test]
     fn overlaps_are_found_at_both_ends() {
         let memory = Arc::new(Memory::of(std::process::id()).unwrap());
         let space = Space::default();
@@ -310,12 +308,5 @@ mod tests {
         assert_eq!(first(0x3000, 0x8000), Some(0x5000));
         assert_eq!(first(0x5800, 8), Some(0x5000));
         assert_eq!(first(0x6000, 0x1000), None);
-    }
-
-    #[test]
-    fn ranges_do_not_wrap() {
-        assert_eq!(Span::new(1, 0), None);
-        assert_eq!(Span::new(u64::MAX, 2), None);
-        assert_eq!(Span::new(u64::MAX, 1).map(|span| span.len()), Some(1));
     }
 }

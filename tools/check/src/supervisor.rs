@@ -2,9 +2,9 @@
 
 use crate::findings;
 use crate::kernel::{Caller, Kernel, Node, Reply};
-use crate::namespace;
 use crate::process::{self, Inode, Memory};
 use crate::sys::seccomp::{Listener, NATIVE, Notification};
+use crate::{memory_calls, namespace};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
@@ -148,6 +148,10 @@ impl Supervisor {
         // Descriptors are `int`s, and requests 32 bits: the kernel ignores the upper halves.
         let int = |value: u64| u32::try_from(value & 0xffff_ffff).unwrap_or(0).cast_signed();
         let number = call.number;
+        if memory_calls::CALLS.contains(&number) {
+            self.look_at_memory(call);
+            return Reply::Resume;
+        }
         if number == libc::SYS_ioctl || number == libc::SYS_pread64 || number == libc::SYS_pwrite64
         {
             let Some(inode) = process::inode_of(call.tid, int(first)) else { return Reply::Resume };
@@ -183,6 +187,16 @@ impl Supervisor {
             return Reply::Resume;
         }
         self.open(call, int(first), second, int(u64::from_ne_bytes(flags)))
+    }
+
+    /// Looks at a call by which memory goes, before the kernel carries it out.
+    fn look_at_memory(&mut self, call: &Notification) {
+        let Ok(memory) = self.memory(call.tid) else { return };
+        if let Some(going) = memory_calls::going(call, &memory)
+            && self.listener.is_waiting(call.id)
+        {
+            self.kernel.memory_goes(&going, &Caller::new(call.tid, call.pc, 0, memory));
+        }
     }
 
     fn open(&mut self, call: &Notification, folder: i32, path: u64, flags: i32) -> Reply {
@@ -349,7 +363,7 @@ mod tests {
     fn waiting() -> Option<(Child, Listener, Notification)> {
         let program = ["cat", "/dev/null"].map(Into::into);
         // Where a namespace is refused, no test of check can run.
-        let (child, listener) = spawn(&program, Vec::new(), !may_mount()).ok()?;
+        let (child, listener) = spawn(&program, Vec::new(), !may_mount(), false).ok()?;
         loop {
             if let Some(call) = listener.receive().unwrap() {
                 return Some((child, listener, call));

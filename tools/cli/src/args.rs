@@ -377,6 +377,11 @@ pub(crate) struct CheckArgs {
     #[arg(long)]
     pub(crate) type1_only: bool,
 
+    /// Look also at munmap, mremap, madvise, fallocate and ftruncate, and at mmap over what is there:
+    /// memory that a device may still access is found to go then, and each of these calls takes longer
+    #[arg(long)]
+    pub(crate) watch_memory: bool,
+
     /// Kill the program after this time: the exit code is 124, if there is no finding
     #[arg(long, value_name = "TIME")]
     pub(crate) time_limit: Option<TimeSpan>,

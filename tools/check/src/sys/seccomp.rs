@@ -18,6 +18,10 @@ const IOCTL_32: u32 = 54;
 const X32: u32 = 0x4000_0000;
 const X32_IOCTL: u32 = X32 + 514;
 
+/// The advice of `madvise` with which the content of memory goes.
+const MADVISE_GONE: [i32; 4] =
+    [libc::MADV_DONTNEED, libc::MADV_FREE, libc::MADV_REMOVE, libc::MADV_DONTNEED_LOCKED];
+
 /// The type byte of the requests of VFIO and iommufd, in its place in the request.
 const TYPE_MASK: u32 = 0xff00;
 const TYPE: u32 = (b';' as u32) << 8;
@@ -28,11 +32,13 @@ const REGION_END: u32 = 9 << 8;
 
 /// The classic BPF program that chooses the system calls for the notification.
 ///
-/// Each test is followed by its return, so that no jump crosses another test.
-pub(crate) fn filter() -> Vec<libc::sock_filter> {
+/// Each test is followed by its return, so that no jump crosses another test. `memory`: also the calls
+/// by which memory goes.
+pub(crate) fn filter(memory: bool) -> Vec<libc::sock_filter> {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const AND: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
     const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    const IF_ANY: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
     const IF_AT_LEAST: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
     const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
     let mut program = Vec::new();
@@ -69,6 +75,32 @@ pub(crate) fn filter() -> Vec<libc::sock_filter> {
     for open in opens {
         add(IF_EQUAL, call(open), 0, 1);
         add(RETURN, libc::SECCOMP_RET_USER_NOTIF, 0, 0);
+    }
+    if memory {
+        for always in [libc::SYS_munmap, libc::SYS_mremap, libc::SYS_ftruncate] {
+            add(IF_EQUAL, call(always), 0, 1);
+            add(RETURN, libc::SECCOMP_RET_USER_NOTIF, 0, 0);
+        }
+        let bits = |value: i32| value.cast_unsigned();
+        // The modes and flags with which something that was there goes.
+        for (number, argument, flags) in
+            [(libc::SYS_fallocate, 1, u32::MAX), (libc::SYS_mmap, 3, bits(libc::MAP_FIXED))]
+        {
+            add(IF_EQUAL, call(number), 0, 4);
+            add(LOAD, args + argument * 8, 0, 0);
+            add(IF_ANY, flags, 0, 1);
+            add(RETURN, libc::SECCOMP_RET_USER_NOTIF, 0, 0);
+            add(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0);
+        }
+        // Behind the load, two instructions for each, and the last.
+        let after_advice = u8::try_from(2 + 2 * MADVISE_GONE.len()).unwrap_or(0);
+        add(IF_EQUAL, call(libc::SYS_madvise), 0, after_advice);
+        add(LOAD, args + 2 * 8, 0, 0);
+        for advice in MADVISE_GONE.map(bits) {
+            add(IF_EQUAL, advice, 0, 1);
+            add(RETURN, libc::SECCOMP_RET_USER_NOTIF, 0, 0);
+        }
+        add(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0);
     }
     // Accesses to configuration space, by their offset.
     add(IF_EQUAL, call(libc::SYS_pread64), 1, 0);
@@ -208,13 +240,17 @@ mod tests {
     /// What the filter does with a system call, by an interpreter written from the description of
     /// classic BPF.
     fn run(arch: u32, number: u32, args: [u64; 6]) -> u32 {
+        run_with(false, arch, number, args)
+    }
+
+    fn run_with(memory: bool, arch: u32, number: u32, args: [u64; 6]) -> u32 {
         let mut data = vec![0u8; size_of::<libc::seccomp_data>()];
         data[..4].copy_from_slice(&number.to_ne_bytes());
         data[4..8].copy_from_slice(&arch.to_ne_bytes());
         for (i, arg) in args.iter().enumerate() {
             data[16 + i * 8..24 + i * 8].copy_from_slice(&arg.to_ne_bytes());
         }
-        let program = filter();
+        let program = filter(memory);
         let (mut at, mut a) = (0, 0u32);
         loop {
             let step = program[at];
@@ -226,6 +262,7 @@ mod tests {
                 }
                 0x54 => a &= step.k,
                 0x15 => at += usize::from(if a == step.k { step.jt } else { step.jf }),
+                0x45 => at += usize::from(if a & step.k != 0 { step.jt } else { step.jf }),
                 0x35 => at += usize::from(if a >= step.k { step.jt } else { step.jf }),
                 0x06 => return step.k,
                 code => panic!("code {code:#x}"),
@@ -259,6 +296,35 @@ mod tests {
             assert_eq!(native(call, with(3, (1 << 40) - 1)), ALLOW, "BAR 0 is memory");
             assert_eq!(native(call, with(3, u64::MAX)), ALLOW);
         }
+    }
+
+    #[test]
+    fn calls_by_which_memory_goes_are_notified_on_request() {
+        let with = |number: libc::c_long, at: usize, value: i32| {
+            let mut args = [0; 6];
+            args[at] = value.cast_unsigned().into();
+            let number = u32::try_from(number).unwrap();
+            [false, true].map(|memory| run_with(memory, NATIVE, number, args) == NOTIFY)
+        };
+        let (always, on_request, never) = ([true; 2], [false, true], [false; 2]);
+        assert_eq!(with(libc::SYS_munmap, 0, 0), on_request);
+        assert_eq!(with(libc::SYS_mremap, 0, 0), on_request);
+        assert_eq!(with(libc::SYS_ftruncate, 0, 0), on_request);
+        assert_eq!(with(libc::SYS_mmap, 3, libc::MAP_FIXED | libc::MAP_PRIVATE), on_request);
+        assert_eq!(with(libc::SYS_mmap, 3, libc::MAP_PRIVATE), never);
+        assert_eq!(with(libc::SYS_fallocate, 1, libc::FALLOC_FL_PUNCH_HOLE), on_request);
+        assert_eq!(with(libc::SYS_fallocate, 1, 0), never);
+        for advice in MADVISE_GONE {
+            assert_eq!(with(libc::SYS_madvise, 2, advice), on_request, "{advice}");
+        }
+        assert_eq!(with(libc::SYS_madvise, 2, libc::MADV_HUGEPAGE), never);
+        // The others are as before.
+        assert_eq!(with(libc::SYS_openat, 0, 0), always);
+        assert_eq!(with(libc::SYS_ioctl, 1, 0x3b71), always);
+        assert_eq!(with(libc::SYS_pread64, 3, 0), never);
+        let config = [0, 0, 0, 7 << 40, 0, 0];
+        let pread = u32::try_from(libc::SYS_pread64).unwrap();
+        assert_eq!(run_with(true, NATIVE, pread, config), NOTIFY);
     }
 
     #[test]

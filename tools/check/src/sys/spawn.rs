@@ -124,12 +124,13 @@ fn write_file(path: &CStr, content: &[u8]) -> rustix::io::Result<()> {
     rustix::io::write(&file, content).map(drop)
 }
 
-/// Starts `program` with the `changes`, in a user namespace too if `own_user`. Returns the process
-/// and the listener of its notifications.
+/// Starts `program` with the `changes`, in a user namespace too if `own_user`. `memory`: also calls by
+/// which memory goes are notified. Returns the process and the listener of its notifications.
 pub(crate) fn spawn(
     program: &[OsString],
     changes: Vec<Change>,
     own_user: bool,
+    memory: bool,
 ) -> Result<(Child, seccomp::Listener), SpawnError> {
     let failed = |step| move |error: io::Error| SpawnError { step, error };
     let (parent, child) = rustix::net::socketpair(
@@ -149,7 +150,7 @@ pub(crate) fn spawn(
             gid: format!("{gid} {gid} 1").into_bytes(),
         }
     });
-    let filter = seccomp::filter();
+    let filter = seccomp::filter(memory);
     let mut command = Command::new(name);
     command.args(arguments);
     let prepare = move || {

@@ -63,6 +63,44 @@ static void memory_gone(void)
 	CHECK(!unmap(FREE, 1));
 	stop();
 }
+/* With --watch-memory: memory that goes while it is mapped, and no access to it. */
+static uint8_t *going;
+static int going_fd;
+static void goes(void (*call)(void))
+{
+	going_fd = memfd_create("going", 0);
+	CHECK(going_fd >= 0 && !ftruncate(going_fd, 4 * PAGE));
+	going = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, going_fd, 0);
+	CHECK(going != MAP_FAILED);
+	memset(going, 1, 4 * PAGE);
+	start(ENTRIES);
+	CHECK(!map_at(0x900000, going + PAGE, 2 * PAGE, BOTH));
+	if (!wrong) CHECK(!unmap_at(0x900000, 2 * PAGE));
+	call();
+	if (wrong) CHECK(!unmap_at(0x900000, 2 * PAGE));
+	stop();
+}
+static void do_munmap(void) { CHECK(!munmap(going + 2 * PAGE, PAGE)); }
+static void do_mremap(void) { CHECK(mremap(going, 4 * PAGE, 2 * PAGE, 0) == going); }
+static void do_madvise(void) { CHECK(!madvise(going + PAGE, PAGE, MADV_DONTNEED)); }
+static void do_fallocate(void) { CHECK(!fallocate(going_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 2 * PAGE, PAGE)); }
+static void do_ftruncate(void) { CHECK(!ftruncate(going_fd, 2 * PAGE)); }
+static void do_mmap(void) { CHECK(mmap(going + PAGE, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == going + PAGE); }
+static void gone_munmap(void) { goes(do_munmap); }
+static void gone_mremap(void) { goes(do_mremap); }
+static void gone_madvise(void) { goes(do_madvise); }
+static void gone_fallocate(void) { goes(do_fallocate); }
+static void gone_ftruncate(void) { goes(do_ftruncate); }
+static void gone_mmap(void) { goes(do_mmap); }
+/* What is beside it may go. */
+static void do_beside(void)
+{
+	CHECK(!munmap(going, PAGE) && !munmap(going + 3 * PAGE, PAGE));
+	CHECK(!fallocate(going_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 3 * PAGE, PAGE));
+	CHECK(!ftruncate(going_fd, 3 * PAGE));
+}
+static void beside(void) { goes(do_beside); }
+
 /* Two reads by one doorbell, of two mapped pages. */
 static void two_reads(struct sqe a, struct sqe b)
 {
@@ -404,6 +442,8 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "lba-range", lba_range }, { "command-field", command_field }, { "opcode", opcode }, { "namespace", namespace },
 	{ "admin-queue-changed", admin_queue_changed }, { "enable", enable_wrong }, { "enable-early", enable_early },
 	{ "bus-master-off", bus_master_off }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
+	{ "munmap", gone_munmap }, { "mremap", gone_mremap }, { "madvise", gone_madvise }, { "fallocate", gone_fallocate },
+	{ "ftruncate", gone_ftruncate }, { "mmap", gone_mmap }, { "beside", beside },
 	{ "shutdown-skipped", shutdown_skipped }, { "not-covered", not_covered }, { "foreign-caller", foreign_caller },
 };
 

@@ -87,6 +87,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     config.knobs.clone_from(&args.knob);
     config.iova_bits = args.iova_bits;
     config.iommufd = !args.type1_only;
+    config.watch_memory = args.watch_memory;
     config.time_limit = args.time_limit.map(|limit| limit.0);
     config.suppress = suppressed(args)?;
     let report = run_program(&config)?;

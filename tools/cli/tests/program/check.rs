@@ -206,6 +206,30 @@ fn every_finding_has_a_planted_fault() {
 }
 
 #[test]
+fn memory_that_goes_is_found_at_the_call() {
+    let faults = program("faults");
+    let faults = faults.to_str().unwrap();
+    let watched: &[&str] = &["--watch-memory", "--fail-on", "note"];
+    for call in ["munmap", "mremap", "madvise", "fallocate", "ftruncate", "mmap"] {
+        let (ended, report) = check(watched, &[faults, call]);
+        assert_eq!((ended.code, ids(&report)), (Some(3), vec!["memory-gone".to_owned()]), "{call}");
+        let finding = &report["findings"][0];
+        assert!(finding["text"].as_str().unwrap().starts_with(call), "{finding:#}");
+        // Both calls are named.
+        let details = finding["details"].to_string();
+        let (goes, maps) = (details.find(&format!("do_{call}+")), details.find("map_at+"));
+        assert!(goes.is_some() && goes < maps, "{finding:#}");
+        // The clean twin, and without the option.
+        for (options, words) in [(watched, &[faults, call, "clean"][..]), (&[], &[faults, call])] {
+            let (ended, report) = check(options, words);
+            assert_eq!((ended.code, ids(&report).len()), (Some(0), 0), "{call} {report:#}");
+        }
+    }
+    let (ended, report) = check(watched, &[faults, "beside"]);
+    assert_eq!((ended.code, ids(&report).len()), (Some(0), 0), "{report:#}");
+}
+
+#[test]
 fn a_finding_names_the_code_that_made_the_call() {
     let faults = program("faults");
     let (_, report) = check(&[], &[faults.to_str().unwrap(), "unmap-part"]);
