@@ -41,7 +41,7 @@ impl Mmio {
         Ok(Self { base: NonNull::new(base.cast()).ok_or("a mapping at 0")?, len })
     }
 
-    fn at<T>(&self, offset: usize) -> *mut T {
+    pub(crate) fn at<T>(&self, offset: usize) -> *mut T {
         assert!(offset + size_of::<T>() <= self.len && offset.is_multiple_of(size_of::<T>()));
         // SAFETY: inside.
         unsafe { self.base.as_ptr().add(offset) }.cast()
