@@ -117,12 +117,35 @@ impl Pci {
         out32(Self::DATA, value);
     }
 
-    /// Lets the function decode its registers and master the bus; returns its first registers.
-    pub(crate) fn enable(self) -> At {
+    /// Lets the function decode its registers and master the bus.
+    pub(crate) fn enable(self) {
         // The upper half is status, which is cleared by ones.
         self.write(4, self.read(4) & 0xffff | 6);
-        At(u64::from(self.read(0x10) & !0xf))
     }
+
+    /// Returns registers number `bar`, which the firmware has placed below 4 GiB.
+    pub(crate) fn bar(self, bar: u8) -> At {
+        At(u64::from(self.read(0x10 + bar * 4) & !0xf))
+    }
+}
+
+/// Returns a function's whole configuration space ("PCI Firmware Specification", MCFG table: an entry
+/// for each segment begins with the address, at byte 44).
+pub(crate) fn ecam(start_info: u64, function: pinfold_vtd::SourceId) -> Option<At> {
+    let base = acpi_table(start_info, b"MCFG")?.get(44..52)?.try_into().ok()?;
+    Some(At(u64::from_le_bytes(base) + (u64::from(function.0) << 12)))
+}
+
+/// Returns the command line.
+pub(crate) fn command_line(start_info: u64) -> &'static [u8] {
+    const COMMAND_LINE: u64 = 24;
+    let at: u64 = At(start_info).read(COMMAND_LINE);
+    let len = (0..256).take_while(|offset| at != 0 && At(at).read::<u8>(*offset) != 0).count();
+    if len == 0 {
+        return &[];
+    }
+    // SAFETY: the loader's, which nothing writes; not at address 0.
+    unsafe { core::slice::from_raw_parts(at as *const u8, len) }
 }
 
 /// Returns ACPI's table `name`, by the start information of the loader.
