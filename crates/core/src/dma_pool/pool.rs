@@ -14,7 +14,7 @@ use crate::counters;
 use crate::domain::DomainId;
 use crate::frame::Frame;
 use crate::mem::DmaMemory;
-use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering, SpinLock};
+use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering, SpinLock, count_steps};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -300,28 +300,35 @@ impl DmaPool {
         Err(Busy { pool: self, handles, blocks, first, holder })
     }
 
-    /// Returns the pool's counters; they are displayed as the kernel's report. O(blocks).
+    /// Returns the pool's counters; they are displayed as the kernel's report. O(blocks), and a lock
+    /// is held for a copy of the list of chunks only. What other threads do meanwhile may be seen in
+    /// some counters and not in others.
     pub fn stats(&self) -> DmaPoolStats {
         let depot = self.0.depot.lock();
+        count_steps(depot.chunks.len());
+        let chunks = depot.chunks.clone();
+        let (blocks, in_depot) = (depot.blocks, depot.free());
+        let (bytes, peak) = (depot.bytes, depot.peak);
+        drop(depot);
         let (mut in_use, mut free_chunks) = (0, 0);
-        for chunk in &depot.chunks {
+        for chunk in &chunks {
+            count_steps(chunk.states().len());
             let states = chunk.states().iter().map(State::get);
             let live = states.filter(|&state| matches!(state, State::RAW | State::OWNED)).count();
             in_use += live as u64;
             free_chunks += u64::from(live == 0);
         }
-        let (blocks, in_depot) = (depot.blocks, depot.free());
         DmaPoolStats {
             name: self.0.name.clone(),
             block_bytes: self.0.layout.size(),
             in_use,
-            peak: depot.peak,
+            peak,
             blocks,
             cached: blocks.saturating_sub(in_use).saturating_sub(in_depot),
             in_depot,
-            chunks: depot.chunks.len() as u64,
+            chunks: chunks.len() as u64,
             free_chunks,
-            bytes: depot.bytes,
+            bytes,
             damaged: self.0.history.as_ref().map_or(0, |history| history.damaged()),
         }
     }

@@ -354,6 +354,20 @@ fn shrink_finds_the_free_chunks_among_mixed_numbers() {
     }
 }
 
+#[cfg(feature = "count-rmw")]
+#[test]
+fn counted_stats_hold_the_lock_for_the_list_of_chunks() {
+    let heap = heap(64);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..800_000).map(|_| local.alloc_raw().unwrap()).collect();
+    crate::sync::rmw_reset();
+    let stats = pool.stats();
+    assert_eq!((stats.in_use, stats.cached + stats.in_depot), (800_000, stats.blocks - 800_000));
+    assert!(crate::sync::longest_hold() < 2_000, "{}", crate::sync::longest_hold());
+    blocks.into_iter().for_each(|block| local.free_raw(block).unwrap());
+}
+
 /// No lock is held for all blocks of the pool.
 #[cfg(feature = "count-rmw")]
 #[test]
