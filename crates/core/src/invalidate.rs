@@ -13,10 +13,9 @@
 //!                  is_completed(ticket) / wait(ticket)
 //! ```
 //!
-//! [`request_and_submit`](Invalidator::request_and_submit) does the first two in one call. So do
-//! `request_one` and `request_list`, by which a [`TableBackend`](crate::domain::TableBackend)
-//! revokes: the flush is submitted before it returns, unless the queue is full or another thread is
-//! submitting. Several units are one queue to an invalidator: a [`FanOut`] submits each batch to
+//! [`request_and_submit`](Invalidator::request_and_submit) does the first two in one call, by which a
+//! [`TableBackend`](crate::domain::TableBackend) revokes: the flush is submitted before it returns,
+//! unless the queue is full or another thread is submitting. Several units are one queue to an invalidator: a [`FanOut`] submits each batch to
 //! all of them, and the batch is complete when all have completed it.
 //!
 //! The rule that everything rests on: **a request is made after its entries are cleared, and its
@@ -84,7 +83,6 @@ mod stats;
 #[cfg(not(loom))]
 mod tests;
 
-pub(crate) use batch::FlushList;
 pub use batch::{Flush, MAX_IN_FLIGHT};
 pub use fan_out::FanOut;
 pub use invalidator::Invalidator;

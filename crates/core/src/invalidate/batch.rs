@@ -67,10 +67,10 @@ pub(super) struct Requested {
 }
 
 impl Requested {
-    pub(super) fn count(&mut self, pages: &Pages) {
-        self.flushes += 1;
-        self.tables += u64::from(!pages.leaf_only);
-        self.pages += pages.count();
+    /// Returns what one request is.
+    #[inline]
+    pub(super) fn of(pages: &Pages) -> Self {
+        Self { flushes: 1, tables: u64::from(!pages.leaf_only), pages: pages.count() }
     }
 
     pub(super) fn add(&mut self, other: &Self) {
@@ -80,10 +80,10 @@ impl Requested {
     }
 }
 
-/// Requests that one owner gathers without a lock, merged with their neighbours, before it makes
-/// them all at once by [`Invalidator::request_list`](super::Invalidator::request_list).
+/// Requests that one owner gathers without a lock, merged with their neighbours, before it appends
+/// them all at once to the open batch.
 #[derive(Clone, Debug)]
-pub(crate) struct FlushList {
+pub(super) struct FlushList {
     pages: [Pages; Self::CAPACITY],
     len: usize,
     pub(super) requested: Requested,
@@ -91,17 +91,17 @@ pub(crate) struct FlushList {
 
 impl FlushList {
     /// How many requests a list holds that do not abut.
-    pub(crate) const CAPACITY: usize = 16;
+    pub(super) const CAPACITY: usize = 16;
 
     /// Creates an empty list.
-    pub(crate) const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         let none = Pages { first: 0, end: 0, leaf_only: true };
         let requested = Requested { flushes: 0, tables: 0, pages: 0 };
         Self { pages: [none; Self::CAPACITY], len: 0, requested }
     }
 
     /// Whether the list is empty.
-    pub(crate) const fn is_empty(&self) -> bool {
+    pub(super) const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
@@ -110,14 +110,14 @@ impl FlushList {
     ///
     /// # Errors
     /// The request, if the list is full.
-    pub(crate) fn push(&mut self, flush: Flush) -> Result<(), Flush> {
+    pub(super) fn push(&mut self, flush: Flush) -> Result<(), Flush> {
         let pages = Pages::new(&flush);
         let last = self.len.checked_sub(1).and_then(|last| self.pages.get_mut(last));
         if !last.is_some_and(|last| last.join(&pages)) {
             *self.pages.get_mut(self.len).ok_or(flush)? = pages;
             self.len += 1;
         }
-        self.requested.count(&pages);
+        self.requested.add(&Requested::of(&pages));
         Ok(())
     }
 
@@ -128,12 +128,6 @@ impl FlushList {
     pub(super) fn clear(&mut self) {
         self.len = 0;
         self.requested = Requested::default();
-    }
-}
-
-impl Default for FlushList {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

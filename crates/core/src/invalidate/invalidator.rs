@@ -1,7 +1,9 @@
 //! The [`Invalidator`]: gathers requests; submits them in batches, one thread at a time and not
 //! under the lock that requesters need; publishes their completion; and waits for a ticket.
 
-use super::batch::{Clock, Flight, FlightCell, Flush, FlushList, MAX_IN_FLIGHT, Open, Pages};
+use super::batch::{
+    Clock, Flight, FlightCell, Flush, FlushList, MAX_IN_FLIGHT, Open, Pages, Requested,
+};
 use super::queue::{
     Descriptor, FlushCosts, InvalidationQueue, QueueError, Scope, Ticket, WaitError, WaitLimit,
 };
@@ -75,74 +77,62 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// Requests `flushes` and returns the ticket after which they have completed. The entries of
     /// each have been cleared **before** the iterator yields it. The iterator may use the
     /// invalidator. Nothing is submitted before [`submit`](Self::submit),
-    /// [`is_completed`](Self::is_completed) or [`wait`](Self::wait).
+    /// [`is_completed`](Self::is_completed) or [`wait`](Self::wait): for a caller that has more to
+    /// request.
     ///
     /// No flushes at all need no ticket: [`Ticket::COMPLETED`].
     pub fn request(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
-        self.append(flushes, false)
+        self.gather(flushes, false)
     }
 
     /// Requests `flushes`, as [`request`](Self::request) does, and submits the open batch unless
-    /// the queue is full.
+    /// the queue is full: for a caller that has no more. A single one needs no list.
+    #[inline]
     pub fn request_and_submit(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
-        self.append(flushes, true)
-    }
-
-    /// Requests `flush` and submits, as [`request_and_submit`](Self::request_and_submit) does: by
-    /// itself if nothing has gathered.
-    pub(crate) fn request_one(&self, flush: Flush) -> Ticket {
-        self.publish_if_in_flight();
-        let pages = Pages::new(&flush);
-        let mut open = self.open.lock();
-        open.requested.count(&pages);
-        let ticket = self.issue(&open);
-        match self.submit_one(open, pages) {
-            Ok(()) => {}
-            Err(mut open) => {
-                open.batch.push(pages);
-                self.submit_open(open);
-            }
-        }
-        ticket
-    }
-
-    /// Requests everything in `list`, which is empty afterwards, and submits the open batch as
-    /// [`request_and_submit`](Self::request_and_submit) does if `submit` is true. The lock is held
-    /// for as many appends as the list has ranges that do not abut.
-    pub(crate) fn request_list(&self, list: &mut FlushList, submit: bool) -> Ticket {
-        if list.is_empty() {
-            return Ticket::COMPLETED;
-        }
-        if submit {
-            self.publish_if_in_flight();
-        }
-        let mut open = self.open.lock();
-        for pages in list.pages() {
-            open.batch.push(*pages);
-        }
-        open.batch.count_merged(list.requested.flushes - list.pages().len() as u64);
-        open.requested.add(&list.requested);
-        let ticket = self.issue(&open);
-        if submit {
-            self.submit_open(open);
-        } else {
-            drop(open);
-        }
-        list.clear();
-        ticket
+        let mut flushes = flushes.into_iter();
+        let Some(first) = flushes.next() else { return Ticket::COMPLETED };
+        let Some(second) = flushes.next() else {
+            let pages = Pages::new(&first);
+            return self.append(&[pages], &Requested::of(&pages), true);
+        };
+        self.gather([first, second].into_iter().chain(flushes), true)
     }
 
     /// Requests `flushes`, a list at a time: the caller's iterator runs without the lock.
-    fn append(&self, flushes: impl IntoIterator<Item = Flush>, submit: bool) -> Ticket {
+    fn gather(&self, flushes: impl IntoIterator<Item = Flush>, submit: bool) -> Ticket {
         let (mut list, mut ticket) = (FlushList::new(), Ticket::COMPLETED);
         for flush in flushes {
             let mut flush = flush;
             while let Err(full) = list.push(flush) {
-                ticket = ticket.max(self.request_list(&mut list, false));
+                ticket = ticket.max(self.append(list.pages(), &list.requested, false));
+                list.clear();
                 flush = full;
             }
         }
-        ticket.max(self.request_list(&mut list, submit))
+        if list.is_empty() {
+            return ticket;
+        }
+        ticket.max(self.append(list.pages(), &list.requested, submit))
+    }
+
+    /// Appends `pages`, which are those of all that is `requested`, to the open batch, and submits
+    /// that if `submit` is true. The lock is held for as many appends as there are pages.
+    #[inline(always)]
+    fn append(&self, pages: &[Pages], requested: &Requested, submit: bool) -> Ticket {
+        if submit {
+            self.publish_if_in_flight();
+        }
+        let mut open = self.open.lock();
+        for pages in pages {
+            open.batch.push(*pages);
+        }
+        open.batch.count_merged(requested.flushes - pages.len() as u64);
+        open.requested.add(requested);
+        let ticket = self.issue(&open);
+        if submit {
+            self.submit_open(open);
+        }
+        ticket
     }
 
     pub(super) fn issue(&self, open: &Open) -> Ticket {
@@ -272,34 +262,6 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
             // The batch stays, and its deadline counts from this first attempt.
             self.clock.start(Ticket(flight.ticket), self.queue.now_ns());
         }
-    }
-
-    /// Submits `pages` as a batch of their own, with the open ticket, if nothing has gathered and
-    /// the queue is not full.
-    ///
-    /// # Errors
-    /// The lock: nothing has changed.
-    pub(super) fn submit_one<'o>(
-        &self,
-        mut open: Guard<'o, Open>,
-        pages: Pages,
-    ) -> Result<(), Guard<'o, Open>> {
-        if !open.batch.is_empty() || self.refused.load(Ordering::Relaxed) {
-            return Err(open);
-        }
-        let Some(mut claim) = self.flight.try_claim(&mut open) else { return Err(open) };
-        claim.with(|flight| {
-            // Only now: before the claim, another thread may have been submitting.
-            if flight.ticket != 0 || self.is_full(self.submitted.load(Ordering::Relaxed)) {
-                return Err(open);
-            }
-            flight.ticket = open.ticket;
-            open.ticket += 1;
-            drop(open);
-            flight.batch.push(pages);
-            self.submit_flight(flight);
-            Ok(())
-        })
     }
 
     /// Submits the waits in flight again if the unit has aborted them.

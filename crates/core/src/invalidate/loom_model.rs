@@ -31,8 +31,8 @@ fn request(inv: &Invalidator<Snapshot<2>>, page: usize, submits: bool) -> Ticket
     let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
     let flush = Flush::from(range);
     match submits {
-        true if page == 0 => inv.request_one(flush),
-        true => inv.request_and_submit([flush]),
+        true if page == 0 => inv.request_and_submit([flush]),
+        true => inv.request_and_submit([flush, flush]),
         false => inv.request([flush]),
     }
 }
@@ -98,7 +98,7 @@ fn explore_units(first: fn() -> Snapshot<2>, second: fn() -> Snapshot<2>) {
 fn owner_of_units(inv: &Invalidator<FanOut<Snapshot<2>>>, page: usize) {
     inv.queue().queues().for_each(|unit| unit.cleared[page].store(1, Ordering::Relaxed));
     let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
-    let ticket = inv.request_one(Flush::from(range));
+    let ticket = inv.request_and_submit([Flush::from(range)]);
     while !inv.is_completed(ticket) {
         thread::yield_now();
     }
@@ -116,7 +116,7 @@ fn loom_a_single_request_does_not_complete_before_its_flush() {
         let single = |inv: &Invalidator<Snapshot<2>>, page: usize| {
             inv.queue().cleared[page].store(1, Ordering::Relaxed);
             let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
-            let ticket = inv.request_one(Flush::from(range));
+            let ticket = inv.request_and_submit([Flush::from(range)]);
             while !inv.is_completed(ticket) {
                 thread::yield_now();
             }
@@ -137,7 +137,9 @@ fn loom_no_more_batches_are_in_flight_than_the_queue_has_room_for() {
     loom::model(|| {
         let inv = Arc::new(Invalidator::new(Stuck));
         let single = |inv: &Invalidator<Stuck>, page: u64| {
-            inv.request_one(Flush::from(IovaRange::new(Iova::new(page << 12), 4096).unwrap()))
+            inv.request_and_submit([Flush::from(
+                IovaRange::new(Iova::new(page << 12), 4096).unwrap(),
+            )])
         };
         let other = Arc::clone(&inv);
         let thread = thread::spawn(move || single(&other, 1));

@@ -1,3 +1,4 @@
+use super::batch::FlushList;
 use super::*;
 use crate::addr::{Iova, IovaRange};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -133,7 +134,8 @@ fn while_a_batch_is_on_its_way_the_next_one_gathers() {
 fn a_request_that_submits_appends_while_the_queue_is_full() {
     assert_eq!(Invalidator::new(Hand::default()).request_and_submit([]), Ticket::COMPLETED);
     appends_while_full(|inv, flush| inv.request_and_submit([flush]));
-    appends_while_full(|inv, flush| inv.request_one(flush));
+    // As a list of two that are one.
+    appends_while_full(|inv, flush| inv.request_and_submit([flush, flush]));
 }
 
 fn appends_while_full(request: impl Fn(&Invalidator<Hand>, Flush) -> Ticket) {
@@ -367,17 +369,17 @@ fn what_replaces_aborted_flushes_reaches_device_tlbs_and_is_not_forgotten() {
 #[test]
 fn a_list_merges_what_abuts_and_counts_every_request() {
     let (mut list, inv) = (FlushList::new(), Invalidator::new(Hand::default()));
-    assert_eq!(inv.request_list(&mut list, true), Ticket::COMPLETED);
-    for page in 0..1000 {
-        list.push(flush(page, 1)).unwrap();
-    }
-    for i in 1..FlushList::CAPACITY as u64 {
-        list.push(flush(2000 + i * 2, 1)).unwrap();
-    }
+    assert_eq!((list.is_empty(), inv.request([])), (true, Ticket::COMPLETED));
+    let near = (0..1000).map(|page| flush(page, 1));
+    let far = (1..FlushList::CAPACITY as u64).map(|i| flush(2000 + i * 2, 1));
+    let all: Vec<_> = near.chain(far).collect();
+    assert!(all.iter().all(|flush| list.push(*flush).is_ok()));
     assert_eq!(list.push(flush(1, 1)), Err(flush(1, 1)), "full, and not beside the last one");
     assert_eq!(list.push(flush(2031, 2)), Ok(()), "beside the last one");
-    assert_eq!(inv.request_list(&mut list, false), Ticket(1));
-    assert!(list.is_empty() && inv.queue().batches.lock().unwrap().is_empty());
+    list.clear();
+    assert!(list.is_empty());
+    assert_eq!(inv.request(all.into_iter().chain([flush(2031, 2)])), Ticket(1));
+    assert!(inv.queue().batches.lock().unwrap().is_empty());
     inv.submit();
     let stats = inv.stats();
     assert_eq!((stats.requested, stats.merged), (1000 + 15 + 1, 1000));
@@ -389,7 +391,7 @@ fn a_list_merges_what_abuts_and_counts_every_request() {
 #[test]
 fn a_single_request_gathers_behind_a_batch_on_its_way() {
     let inv = Invalidator::new(Hand { accepts: 0.into(), depth: 2, ..Hand::default() });
-    assert_eq!([0, 2].map(|page| inv.request_one(flush(page, 1))), [Ticket(1), Ticket(2)]);
+    assert_eq!([0, 2].map(|page| inv.request_and_submit([flush(page, 1)])), [Ticket(1), Ticket(2)]);
     inv.queue().accepts.store(usize::MAX, Ordering::SeqCst);
     inv.submit();
     inv.submit();
@@ -408,10 +410,8 @@ fn counted_a_full_batch_is_merged_once_for_a_list() {
     let inv = Invalidator::new(Hand::default());
     let fill = (0..CAPACITY - 1).map(|i| flush(4 * i, 1)).chain([flush(1, 1)]);
     assert!(inv.request(fill) > Ticket::COMPLETED);
-    let mut list = FlushList::new();
-    assert!((1..=LIST).all(|i| list.push(flush(4 * i + 1, 1)).is_ok()));
     crate::sync::rmw_reset();
-    inv.request_list(&mut list, false);
+    inv.request((1..=LIST).map(|i| flush(4 * i + 1, 1)));
     // The lock, the requests, one merge, and the ticket.
     assert!(
         crate::sync::longest_hold() <= CAPACITY + LIST + 8,

@@ -9,14 +9,14 @@ use super::{Backend, Properties, Revocation, Until, Wait};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr, PhysRange};
 use crate::drop_guard::{CleanUp, DropGuard};
-use crate::invalidate::{Flush, FlushList, InvalidationQueue, Invalidator, Ticket, WaitError};
+use crate::invalidate::{Flush, InvalidationQueue, Invalidator, Ticket, WaitError};
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
 use crate::table::{Format, MappedRun, PinnedLeaf, Retired, Table, TableError};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::fmt;
-use core::iter::empty;
+use core::iter::{empty, once};
 use core::task::Poll;
 
 /// How often a map is attempted while table pages are reclaimed: other owners may take them first
@@ -229,7 +229,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         match rest.next() {
             // One range, which needs no list.
             None if retired.is_empty() => {
-                Ok(self.invalidator.request_one(Flush::from(first.range)))
+                Ok(self.invalidator.request_and_submit([Flush::from(first.range)]))
             }
             second => self.clear_rest(first.range, &mut second.into_iter().chain(rest), retired),
         }
@@ -242,23 +242,21 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         rest: &mut dyn Iterator<Item = Revocation<'r>>,
         mut retired: Retired,
     ) -> Result<Ticket, TableError> {
-        let mut list = FlushList::new();
-        let (mut ticket, mut failed) = (Ticket::COMPLETED, None);
-        // There is room.
-        let _ = list.push(Flush::from(first));
-        for one in rest {
-            if let Err(error) = self.clear_one(one, &mut retired) {
+        let mut failed = None;
+        let cleared = rest.map_while(|one| match self.clear_one(one, &mut retired) {
+            Ok(()) => Some(one.range),
+            Err(error) => {
                 failed = Some(error);
-                break;
+                None
             }
-            let mut flush = Flush::from(one.range);
-            while let Err(full) = list.push(flush) {
-                ticket = ticket.max(self.invalidator.request_list(&mut list, false));
-                flush = full;
-            }
-        }
-        ticket = ticket.max(self.invalidator.request_list(&mut list, retired.is_empty()));
-        ticket = ticket.max(self.flush_retired(retired));
+        });
+        let ticket = self.invalidator.request(once(first).chain(cleared).map(Flush::from));
+        let ticket = if retired.is_empty() {
+            self.invalidator.submit();
+            ticket
+        } else {
+            ticket.max(self.flush_retired(retired))
+        };
         failed.map_or(Ok(ticket), Err)
     }
 
@@ -281,7 +279,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         first: Revocation<'r>,
         rest: &mut (impl Iterator<Item = Revocation<'r>> + ?Sized),
     ) -> Result<Ticket, TableError> {
-        let ranges: alloc::vec::Vec<_> = core::iter::once(first).chain(rest).collect();
+        let ranges: alloc::vec::Vec<_> = once(first).chain(rest).collect();
         self.reclaim();
         let flushes = ranges.iter().map(|one| Flush { range: one.range, leaf_only: false });
         let ticket = self.invalidator.request(flushes);

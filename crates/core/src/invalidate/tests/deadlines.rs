@@ -104,7 +104,7 @@ fn a_unit_that_refuses_a_batch_for_good_has_failed() {
     // It is given nothing more, whatever it would say now: what completed behind the refused batch
     // would complete that too.
     inv.queue().gone.store(false, Ordering::SeqCst);
-    let later = inv.request_one(flush(2, 1));
+    let later = inv.request_and_submit([flush(2, 1)]);
     assert_eq!(inv.wait(later), Err(WaitError::UnitFailed { ticket: later }));
     assert!(inv.queue().batches.lock().unwrap().is_empty());
 }
@@ -113,9 +113,9 @@ fn a_unit_that_refuses_a_batch_for_good_has_failed() {
 #[test]
 fn a_single_request_after_a_refused_one_is_not_submitted() {
     let inv = Invalidator::new(Hand { gone: true.into(), depth: 2, ..Hand::default() });
-    let refused = inv.request_one(flush(1, 1));
+    let refused = inv.request_and_submit([flush(1, 1)]);
     inv.queue().gone.store(false, Ordering::SeqCst);
-    let later = inv.request_one(flush(2, 1));
+    let later = inv.request_and_submit([flush(2, 1)]);
     for ticket in [refused, later] {
         assert_eq!(inv.wait(ticket), Err(WaitError::UnitFailed { ticket }));
     }
@@ -221,7 +221,7 @@ fn the_deadline_of_a_task_is_that_of_the_oldest_batch() {
     };
     let request = |now_ns| {
         inv.queue().now_ns.store(now_ns, Ordering::SeqCst);
-        inv.request_one(flush(now_ns, 1))
+        inv.request_and_submit([flush(now_ns, 1)])
     };
     let (first, second, third) = (request(10), request(50), request(60));
     assert_eq!(waiting(first, true), (Some(first), 110));
@@ -257,7 +257,7 @@ fn a_task_behind_a_thread_that_submits_is_woken_at_once() {
     let waker = core::task::Waker::from(std::sync::Arc::clone(&woken));
     let meanwhile = Box::new(move || inv.wake(Ticket(2), true, &waker));
     assert!(inv.queue().meanwhile.set(meanwhile).is_ok());
-    inv.request_one(flush(1, 1));
+    inv.request_and_submit([flush(1, 1)]);
     assert_eq!(woken.0.load(Ordering::SeqCst), 1);
     let waker = core::task::Waker::from(std::sync::Arc::clone(&woken));
     inv.wake(Ticket(2), true, &waker);

@@ -89,7 +89,9 @@ fn a_panic_of_the_queue_completes_nothing_that_was_not_flushed() {
             // which panics.
             tickets.push((step, inv.request([page(step), page(step + 2)])));
             let _ = catch_unwind(AssertUnwindSafe(|| inv.submit()));
-            if let Ok(one) = catch_unwind(AssertUnwindSafe(|| inv.request_one(page(step + 8)))) {
+            if let Ok(one) =
+                catch_unwind(AssertUnwindSafe(|| inv.request_and_submit([page(step + 8)])))
+            {
                 tickets.push((step + 8, one));
             }
             for (number, ticket) in &tickets {
