@@ -178,6 +178,10 @@ kinds! {
     RESET_IN_FLIGHT "reset-in-flight" Warning
         "commands were in flight: their data is unknown, and none of them will complete"
         "NVM Express Base 2.0, 3.7.2; virtio 1.2, 3.3";
+    FAILURE_IGNORED "failure-ignored" Warning
+        "watch CSTS.CFS (of virtio DEVICE_NEEDS_RESET, of a removal VFIO's request interrupt and \
+         registers that read as ones), or limit the time of a command; then reset or close the device"
+        "NVM Express Base 2.0, 9.5; virtio 1.2, 2.1.2";
     NO_SHUTDOWN "shutdown-skipped" Note
         "write CC.SHN and wait for CSTS.SHST before the device is closed: a volatile cache may be lost"
         "NVM Express Base 2.0, 3.6.1";

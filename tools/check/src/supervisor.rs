@@ -68,6 +68,9 @@ impl Supervisor {
         loop {
             let now = Instant::now();
             if end.is_some_and(|end| now >= end) {
+                if ending != Some(Ending::TimeLimit) {
+                    self.report_ignored_failures();
+                }
                 ending = Some(Ending::TimeLimit);
                 kill_descendants();
             }
@@ -106,6 +109,16 @@ impl Supervisor {
         };
         self.kernel.finish();
         Ok(ending)
+    }
+
+    /// Reports the devices that have failed and that the program still uses at the time limit.
+    fn report_ignored_failures(&self) {
+        for function in &self.kernel.shared.functions {
+            if function.is_open() && function.watch.has_failed() {
+                let text = "the device had failed or was removed, and was in use at the time limit";
+                function.watch.add(&findings::FAILURE_IGNORED, text.to_owned(), Vec::new);
+            }
+        }
     }
 
     /// Returns how many commands the devices have executed.

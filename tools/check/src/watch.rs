@@ -321,7 +321,12 @@ impl Watch {
     /// Notes that the device is gone: it makes no more accesses, and can neither be reset nor shut
     /// down.
     pub(crate) fn removed(&self) {
-        *self.state() = State::default();
+        *self.state() = State { failed: true, ..State::default() };
+    }
+
+    /// Returns whether the device has failed or is gone, and was not reset since.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state().failed
     }
 
     /// Describes the request that the device executes.

@@ -405,6 +405,19 @@ static void reset_in_flight(void)
 	CHECK(!unmap(FREE, 16));
 	stop();
 }
+/* The device fails with the first command. */
+static void failure_ignored(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	struct sqe c = read_to(1, FREE);
+	queue(&io, &c);
+	doorbell(&io);
+	for (int i = 0; wrong || !(reg(0x1c) & 2); i++) { CHECK(wrong || i < 1000000); usleep(10); }
+	set(0x14, 0);
+	wait_ready(0);
+	CHECK(!unmap(FREE, 1) && !unmap(0, FREE));
+}
 static void shutdown_skipped(void)
 {
 	start(ENTRIES);
@@ -444,7 +457,7 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "bus-master-off", bus_master_off }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
 	{ "munmap", gone_munmap }, { "mremap", gone_mremap }, { "madvise", gone_madvise }, { "fallocate", gone_fallocate },
 	{ "ftruncate", gone_ftruncate }, { "mmap", gone_mmap }, { "beside", beside },
-	{ "shutdown-skipped", shutdown_skipped }, { "not-covered", not_covered }, { "foreign-caller", foreign_caller },
+	{ "failure-ignored", failure_ignored }, { "shutdown-skipped", shutdown_skipped }, { "not-covered", not_covered }, { "foreign-caller", foreign_caller },
 };
 
 int main(int argc, char **argv)
