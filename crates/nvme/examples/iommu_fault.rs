@@ -23,9 +23,11 @@ use pinfold_nvme::vfio::{PciController, PciRegisters};
 use std::error::Error;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 type IoQueue = Queue<Arc<PciRegisters>, Rings>;
-type BoxResult<T> = Result<T, Box<dyn Error>>;
+/// The result of all of it.
+pub(crate) type BoxResult<T> = Result<T, Box<dyn Error>>;
 
 /// An arena that records which chunks were acquired.
 #[derive(Clone)]
@@ -114,7 +116,8 @@ impl Bench {
         let controller = Controller::start(
             pci.registers(),
             rings.clone(),
-            Config { use_sgls: false, ..Config::default() },
+            // A transfer error may be retried, which the driver does for so long.
+            Config { use_sgls: false, retry_limit: Duration::ZERO, ..Config::default() },
         )?;
         let namespace =
             controller.namespaces().into_iter().find(|namespace| namespace.nsid == nsid);
@@ -249,7 +252,8 @@ fn describe(result: &Result<(), CommandError>) -> String {
 
 fn main() -> std::process::ExitCode {
     // Its message: an error that `main` returned would print its fields.
-    match run() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match run(&words) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -258,10 +262,10 @@ fn main() -> std::process::ExitCode {
     }
 }
 
-fn run() -> BoxResult<()> {
-    let mut args = std::env::args().skip(1);
-    let (address, nsid) = args.next().zip(args.next()).ok_or("usage: iommu_fault BDF NSID")?;
-    let mut bench = Bench::open(&address, nsid.parse()?)?;
+/// Does what the first lines say. Also used by the tests of `pinfold check`.
+pub(crate) fn run(words: &[String]) -> BoxResult<()> {
+    let [address, nsid] = words else { return Err("usage: iommu_fault BDF NSID".into()) };
+    let mut bench = Bench::open(address, nsid.parse()?)?;
     for bytes in [4096, 64 << 10] {
         bench.write(bytes, 0x11)?;
         bench.read_into_stale(bytes)?;

@@ -18,10 +18,12 @@ use pinfold::{Arena, Domain, MappingPolicy, Source};
 use std::error::Error;
 use std::process::ExitCode;
 
-type Outcome = Result<(), Box<dyn Error>>;
+/// Whether a guarantee holds.
+pub(crate) type Outcome = Result<(), Box<dyn Error>>;
 
 fn main() -> ExitCode {
-    match run() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match run(&words) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("{error}");
@@ -30,8 +32,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Outcome {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+/// Checks as the words say. Also used by the tests of `pinfold check`.
+pub(crate) fn run(words: &[String]) -> Outcome {
     let has = |word: &str| words.iter().any(|w| w == word);
     let address =
         words.first().ok_or("usage: vfio_check BDF [device|entries|memlock] [type1|iommufd]")?;

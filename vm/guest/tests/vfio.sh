@@ -63,7 +63,7 @@ vfio_controllers_are_described() {
 }
 
 vfio_copies() {
-    dd if=/dev/urandom of=/tmp/a bs=1000 count=20001 2>/dev/null
+    dd if=/dev/urandom of=/tmp/a bs=1000 count="${pieces:-20001}" 2>/dev/null
     for target in $namespaces; do
         bind_to_vfio "${target%/*}"
         for protect in strict revoke batch static; do
@@ -101,7 +101,7 @@ vfio_verified_by_interrupt() { [ -s /tmp/slept ] || fail "no run by interrupt sl
 vfio_several_queues() {
     bind_to_vfio $nvme0
     for mode in --poll ''; do
-        pinfold io vfio:$nvme0 --numjobs 2 --rw randrw --bsrange 512-1M --iodepth 16 --verify-requests 1000 --size 32M \
+        pinfold io vfio:$nvme0 --numjobs 2 --rw randrw --bsrange 512-1M --iodepth 16 --verify-requests "${several:-1000}" --size 32M \
             --verify --force $mode >/tmp/io
         has /tmp/io '^Verified: '
         has /tmp/io 'numjobs=2'

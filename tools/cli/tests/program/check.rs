@@ -71,7 +71,12 @@ fn planted_in(name: &str, options: &[&str], id: &str, consequences: &[&str]) {
     let is_it = |finding: &&Value| finding["id"] == id;
     let finding = report["findings"].as_array().unwrap().iter().find(is_it).unwrap();
     let worst = report["findings"].as_array().unwrap().iter().any(|f| f["severity"] == "error");
-    assert_eq!(ended.code, Some(if worst { 3 } else { 0 }), "{ended:#?}");
+    let code = match (worst, &report["time_limit"]) {
+        (true, _) => 3,
+        (false, Value::Bool(true)) => 124,
+        (false, _) => 0,
+    };
+    assert_eq!(ended.code, Some(code), "{ended:#?}");
     assert!(!finding["text"].as_str().unwrap().is_empty());
 
     let options: Vec<&str> = options.iter().copied().chain(["--fail-on", "note"]).collect();
@@ -84,6 +89,9 @@ const PLAIN: &[&str] = &[];
 /// too early on a busy machine, too.
 const LATE: &[&str] = &["--knob", "late=1,late-us=20000"];
 const SLOW: &[&str] = &["--knob", "ready-ms=20"];
+
+/// A device that fails with its first command, and time enough to come to it.
+const FAILING: &[&str] = &["--knob", "cfs=1", "--time-limit", "20s"];
 
 macro_rules! planted {
     ($($name:ident $id:literal [$device:ident] [$($consequence:literal),*];)*) => {
@@ -128,6 +136,7 @@ planted! {
     bus_mastering_that_is_off "bus-master-off" [PLAIN] ["shutdown-skipped"];
     an_interrupt_without_an_eventfd "interrupt-lost" [PLAIN] [];
     a_reset_with_commands_in_flight "reset-in-flight" [LATE] ["overlapping-reads"];
+    a_failure_that_is_ignored "failure-ignored" [FAILING] ["maps-left"];
     a_shutdown_that_is_skipped "shutdown-skipped" [PLAIN] [];
     a_request_that_is_not_covered "not-covered" [PLAIN] [];
 }
@@ -616,6 +625,46 @@ fn type_1_is_answered_as_by_the_kernel() {
 fn iommufd_is_answered_as_by_the_kernel() {
     let kernel = include_str!("../../../../tools/check/tests/kernel/iommufd-6.12.txt");
     answers(&[], "iommufd", kernel);
+}
+
+// Tests of the virtual machine, where the kernel is the reference.
+
+/// Runs a test of `vm/guest/tests` on two model devices: there is no finding.
+fn guest(words: &[&str]) {
+    let folder = Folder::new();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/check/guest");
+    let programs = Path::new(env!("CARGO_BIN_EXE_pinfold")).parent().unwrap();
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    let path = format!("PATH={path}");
+    let files = folder.path("");
+    let all = [&["env", &path, script, files.to_str().unwrap()], words].concat();
+    // Small transfers, as the second controller of the virtual machine has.
+    let devices = ["--nvme", "soft:32M", "--nvme", "soft:32M,block=4k", "--knob", "mdts=3"];
+    let (ended, report) = check(&[&devices[..], &["--fail-on", "warning"]].concat(), &all);
+    assert_eq!(ended.code, Some(0), "{words:?}: {report:#}{ended:#?}");
+    assert!(report["commands"].as_u64().unwrap() > 100, "{report:#}");
+}
+
+#[test]
+fn guest_copies_to_each_namespace_and_back() {
+    guest(&["vfio_copies"]);
+}
+
+#[test]
+fn guest_verifies_each_namespace() {
+    for (target, protect) in [
+        ("0000:01:00.0/1", "strict"),
+        ("0000:02:00.0/1", "revoke"),
+        ("0000:02:00.0/1", "batch"),
+        ("0000:01:00.0/1", "static"),
+    ] {
+        guest(&["vfio_verifies", target, protect, "160"]);
+    }
+}
+
+#[test]
+fn guest_uses_several_queues() {
+    guest(&["vfio_several_queues"]);
 }
 
 // Programs that attack it.
