@@ -13,6 +13,8 @@ pub(crate) struct Going {
 }
 
 const PAGE: u64 = 4096;
+/// The end of the addresses that a program can have, with five levels of page tables.
+const USER_END: u64 = 1 << 56;
 
 /// The calls.
 pub(crate) const CALLS: [i64; 6] = [
@@ -27,8 +29,12 @@ pub(crate) const CALLS: [i64; 6] = [
 /// Returns what one of the [calls](CALLS) takes away; `None` for another one, or nothing.
 pub(crate) fn going(call: &Notification, memory: &Memory) -> Option<Going> {
     let [first, second, third, fourth, fifth, _] = call.args;
-    // Lengths are rounded up to pages.
-    let pages = |at: u64, len: u64| Span::new(at, len.checked_next_multiple_of(PAGE)?);
+    // Lengths are rounded up to pages. What is not aligned, or leaves a program's part of the address
+    // space, is refused.
+    let pages = |at: u64, len: u64| {
+        let span = Span::new(at, len.checked_next_multiple_of(PAGE)?)?;
+        (at.is_multiple_of(PAGE) && span.last < USER_END).then_some(span)
+    };
     let fd = || u32::try_from(first & 0xffff_ffff).unwrap_or(0).cast_signed();
     let (name, spans) = match call.number {
         libc::SYS_munmap => ("munmap", vec![pages(first, second)]),
@@ -38,9 +44,12 @@ pub(crate) fn going(call: &Notification, memory: &Memory) -> Option<Going> {
             let flags = fourth;
             let may_move = flags & u64::from(libc::MREMAP_MAYMOVE.cast_unsigned()) != 0;
             let is_fixed = flags & u64::from(libc::MREMAP_FIXED.cast_unsigned()) != 0;
-            let target = is_fixed.then(|| pages(fifth, third)).flatten();
-            let gone = if is_fixed || may_move && third > second {
-                pages(first, second)
+            let old = pages(first, second);
+            let target = pages(fifth, third).filter(|_| is_fixed && old.is_some());
+            let gone = if is_fixed {
+                old.filter(|_| target.is_some())
+            } else if may_move && third > second {
+                old
             } else {
                 // What it is shortened by.
                 let kept = third.checked_next_multiple_of(PAGE)?;
@@ -88,7 +97,10 @@ mod tests {
             assert_eq!(spans(number, [0x10000, 1, 4, 0, 0, 0]), [(0x10000, 0x10fff)]);
             assert_eq!(spans(number, [0x10000, 0x2000, 4, 0, 0, 0]), [(0x10000, 0x11fff)]);
             assert_eq!(spans(number, [0x10000, 0, 4, 0, 0, 0]), []);
+            // These fail.
             assert_eq!(spans(number, [0x10000, u64::MAX, 4, 0, 0, 0]), []);
+            assert_eq!(spans(number, [0x10000, 1 << 56, 4, 0, 0, 0]), []);
+            assert_eq!(spans(number, [0x10800, 0x1000, 4, 0, 0, 0]), []);
         }
     }
 
@@ -102,6 +114,9 @@ mod tests {
         assert_eq!(remap(0x3000, 0x4000, 1, 0), [(0x10000, 0x12fff)]);
         let fixed = remap(0x1000, 0x2000, 3, 0x80000);
         assert_eq!(fixed, [(0x10000, 0x10fff), (0x80000, 0x81fff)]);
+        // These fail.
+        assert_eq!(remap(0, 0x2000, 3, 0x80000), []);
+        assert_eq!(remap(0x1000, 0x2000, 3, 0x80800), []);
     }
 
     #[test]

@@ -9,7 +9,8 @@
 #include <sys/wait.h>
 
 static uint64_t state = 88172645463325252ull;
-static uint64_t next(void) { state ^= state << 13; state ^= state >> 7; return state ^= state << 17; }
+static uint64_t next_of(uint64_t *state) { *state ^= *state << 13; *state ^= *state >> 7; return *state ^= *state << 17; }
+static uint64_t next(void) { return next_of(&state); }
 
 /* Requests of every kind with arguments that mean nothing, or nearly something. */
 static void forged(void)
@@ -57,6 +58,90 @@ static void registers(void)
 		for (int i = 0; reg(0x1c) & 1 && i < 10000; i++) usleep(10);
 	}
 	CHECK(!ioctl(device, VFIO_DEVICE_RESET));
+}
+
+/* A virtio disk: its registers, its rings and its notifications, all the time. */
+static void disk(void)
+{
+	open_device();
+	CHECK(!map(0, PAGES, BOTH));
+	uint64_t *words = (void *)memory;
+	off_t registers = 4ll << 40;
+	for (int round = 0; round < 300; round++) {
+		uint8_t status = 0;
+		uint16_t one = 1;
+		pwrite(device, &status, 1, registers + 0x14);
+		/* Half of the rounds begin as a driver does, so that the rings are looked at. */
+		if (round % 2) {
+			for (uint32_t half = 0; half < 2; half++) {
+				uint32_t value = half ? 3 : next() & (next() % 8 ? 0x10001244 : ~0u);
+				pwrite(device, &half, 4, registers + 0x08);
+				pwrite(device, &value, 4, registers + 0x0c);
+			}
+			status = 11;
+			pwrite(device, &status, 1, registers + 0x14);
+			for (uint16_t id = 0; id < 4; id++) {
+				pwrite(device, &id, 2, registers + 0x16);
+				uint64_t rings[3];
+				for (int n = 0; n < 3; n++) rings[n] = next() % 8 ? AT(next() % 16) + next() % 512 * 8 : next();
+				pwrite(device, rings, sizeof rings, registers + 0x20);
+				pwrite(device, &one, 2, registers + 0x1c);
+			}
+			status = 15;
+			pwrite(device, &status, 1, registers + 0x14);
+		}
+		for (int i = 0; i < 40; i++) {
+			for (int n = 0; n < 256; n++) {
+				uint64_t small = next() % 4 | (next() % 8) << 16 | (next() % 32) << 32 | (next() % 8) << 48;
+				words[next() % (16 * PAGE / 8)] = next() % 2 ? small : next() % 2 ? AT(next() % PAGES) : next();
+			}
+			((volatile uint16_t *)bar)[next() % 64] = next();
+			uint64_t value = next();
+			if (next() % 4 == 0) pwrite(device, &value, next() % 9, registers + next() % 0x40);
+			if (next() % 4 == 0) pread(device, &value, next() % 9, registers + (next() % 2 ? next() % 0x4008 : next() % 0x40));
+		}
+	}
+	CHECK(!ioctl(device, VFIO_DEVICE_RESET));
+	CHECK(!unmap(0, PAGES));
+}
+
+/* With --watch-memory: calls by which memory goes, with arguments that mean nothing, or nearly something. */
+static void *memory_calls(void *unused)
+{
+	(void)unused;
+	uint64_t own = 88172645463325252ull + (uintptr_t)&own;
+#define NEXT() next_of(&own)
+	for (int i = 0; i < 1500; i++) {
+		uint8_t *page = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		uint64_t near[] = { 0, (uintptr_t)page, (uintptr_t)page + 4 * PAGE, 1ull << 62, ~0ull, ~0ull << 12 };
+		uint64_t sizes[] = { 0, 1, PAGE, ~0ull, 1ull << 63, ~0ull << 12 };
+		/* Only what is not this program's: past its own pages there is nothing to lose. */
+		syscall(SYS_madvise, near[NEXT() % 6], sizes[NEXT() % 3], NEXT() % 30);
+		syscall(SYS_mremap, near[3 + NEXT() % 3], sizes[NEXT() % 6], sizes[NEXT() % 6], NEXT() % 8, near[NEXT() % 6]);
+		syscall(SYS_munmap, near[3 + NEXT() % 3], sizes[NEXT() % 6]);
+		syscall(SYS_mmap, near[3 + NEXT() % 3], sizes[NEXT() % 6], 3, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		syscall(SYS_fallocate, (int)(NEXT() % 3) - 1 + 100, NEXT() % 64, sizes[NEXT() % 6], sizes[NEXT() % 6]);
+		syscall(SYS_ftruncate, NEXT() % 2 ? -1 : 999, sizes[NEXT() % 6]);
+		munmap(page, 4 * PAGE);
+	}
+	return NULL;
+}
+static void goes(void)
+{
+	pthread_t threads[4];
+	open_device();
+	CHECK(!map(FREE, 4, BOTH));
+	for (int i = 0; i < 4; i++) CHECK(!pthread_create(&threads[i], NULL, memory_calls, NULL));
+	/* Children are killed in the middle of it. */
+	for (int i = 0; i < 20; i++) {
+		pid_t pid = fork();
+		if (!pid) { memory_calls(NULL); _exit(0); }
+		usleep(next() % 5000);
+		kill(pid, SIGKILL);
+		CHECK(waitpid(pid, NULL, 0) == pid);
+	}
+	for (int i = 0; i < 4; i++) CHECK(!pthread_join(threads[i], NULL));
+	CHECK(!unmap(FREE, 4));
 }
 
 static void *closer(void *unused)
@@ -290,6 +375,8 @@ int main(int argc, char **argv)
 	const char *mode = argc > 1 ? argv[1] : "";
 	if (!strcmp(mode, "forged")) forged();
 	else if (!strcmp(mode, "registers")) registers();
+	else if (!strcmp(mode, "disk")) disk();
+	else if (!strcmp(mode, "goes")) goes();
 	else if (!strcmp(mode, "closed")) closed();
 	else if (!strcmp(mode, "executes")) executes(argv[0]);
 	else if (!strcmp(mode, "executed")) executed();

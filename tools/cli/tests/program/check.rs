@@ -693,6 +693,24 @@ fn all_registers_all_the_time() {
 }
 
 #[test]
+fn a_disk_all_the_time() {
+    for options in
+        [&["--virtio-blk", "soft:1M"][..], &["--virtio-blk", "soft:1M", "--hostile", "3"]]
+    {
+        for mode in ["forged", "disk"] {
+            let report = attacked(options, mode, None);
+            assert_eq!(report["exit_code"], 0, "{report:#}");
+        }
+    }
+}
+
+#[test]
+fn calls_by_which_memory_goes_all_the_time() {
+    let report = attacked(&["--watch-memory"], "goes", Some(0));
+    assert_eq!(ids(&report), [""; 0], "{report:#}");
+}
+
+#[test]
 fn descriptors_closed_by_other_threads() {
     attacked(&[], "closed", Some(0));
 }
