@@ -39,7 +39,8 @@ fn finish(transport: &VirtioBlkTransport, number: usize, queue: &mut Queue, mut 
 
 /// Returns byte `at` of the disk.
 fn pattern(at: u64) -> u8 {
-    (at % 251 ^ at >> 12 & 0xff) as u8
+    let [low, ..] = ((at % 251) ^ ((at >> 12) & 0xff)).to_le_bytes();
+    low
 }
 
 #[test]
@@ -109,7 +110,7 @@ fn check(hostile: Option<u64>) -> CheckReport {
     config.time_limit = Some(Duration::from_secs(120));
     let report = run(&config).unwrap();
     let mut at = 0;
-    let written = media.read(0, BYTES as usize / 4, &mut |bytes| {
+    let written = media.read(0, usize::try_from(BYTES / 4).unwrap(), &mut |bytes| {
         assert!(bytes.iter().zip(at..).all(|(byte, at)| *byte == pattern(at)));
         at += bytes.len() as u64;
         Ok(())

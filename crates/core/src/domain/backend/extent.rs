@@ -158,7 +158,7 @@ impl LastExtent {
         // Acquire: a thread that reads a word of a later write sees the later version below.
         let [found, addr, phys, len] = [&self.generation, &self.addr, &self.phys, &self.len]
             .map(|word| word.load(Ordering::Acquire));
-        let is_whole = version % 2 == 0 && self.version.load(Ordering::Relaxed) == version;
+        let is_whole = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
         if version == 0 || !is_whole || Generation(found) != generation {
             return None;
         }
@@ -169,7 +169,7 @@ impl LastExtent {
     #[cold]
     pub(super) fn store(&self, Generation(generation): Generation, extent: PhysExtent) {
         let before = self.version.load(Ordering::Relaxed);
-        let begun = before % 2 == 0
+        let begun = before.is_multiple_of(2)
             && self
                 .version
                 .compare_exchange(before, before + 1, Ordering::Acquire, Ordering::Relaxed)

@@ -423,8 +423,8 @@ fn stress_few_table_pages_are_reused_beside_a_walker() {
                 for round in 0..rounds {
                     let window = (round % 4 * 2 + owner) * 512;
                     paged.map(at(window, 1), walker::page(window), RW, None).unwrap();
-                    let ticket = revoke_all(&paged, [at(window, 1)]).unwrap();
-                    wait(&paged, ticket).unwrap();
+                    let ticket = revoke_all(paged, [at(window, 1)]).unwrap();
+                    wait(paged, ticket).unwrap();
                 }
             });
         }
@@ -451,8 +451,8 @@ fn stress_a_flush_covers_cleared_entries_only() {
                 for round in 0..2_000u64 {
                     let range = at(owner * 2 + round % 3 * 512, 1);
                     paged.map(range, walker::page(1), RW, None).unwrap();
-                    let ticket = revoke_all(&paged, [range]).unwrap();
-                    wait(&paged, ticket).unwrap();
+                    let ticket = revoke_all(paged, [range]).unwrap();
+                    wait(paged, ticket).unwrap();
                 }
             });
         }
