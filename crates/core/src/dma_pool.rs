@@ -90,6 +90,7 @@
 
 mod block;
 mod debug;
+mod directory;
 mod error;
 mod grow;
 mod inner;
@@ -99,6 +100,7 @@ mod magazine;
 mod pool;
 mod shrink;
 mod source;
+mod state;
 mod unit;
 
 pub use block::Block;

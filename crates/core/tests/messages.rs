@@ -5,15 +5,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let path = entry.path();
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
         if path.is_dir() {
-            sources(&path, found);
+            sources(&path, found)?;
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
     }
+    Ok(())
 }
 
 /// Returns the first word of `line` that only a program or a system knows.
@@ -39,7 +40,7 @@ fn no_message_names_a_command_or_an_option() {
     assert_eq!(foreign("\"that needs CAP_SYS_ADMIN\""), Some("CAP_SYS_ADMIN"));
     assert_eq!(foreign("\"cannot map 5 bytes\" -- --- a--b"), None);
     let mut files = Vec::new();
-    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files).unwrap();
     assert!(files.len() > 50, "{}", files.len());
     for file in files {
         let text = fs::read_to_string(&file).unwrap();

@@ -1,7 +1,8 @@
 //! [`Block`]: a block that frees itself on drop.
 
 use super::inner::{Handle, Inner};
-use super::unit::{RawBlock, Slot, State, Unit};
+use super::state::State;
+use super::unit::{RawBlock, Slot, Unit};
 use crate::addr::Iova;
 use crate::mem::DmaMemory;
 use core::fmt;

@@ -5,11 +5,12 @@
 //! a flag for which only threads wait that need a chunk too. Between two attempts to take it they
 //! look for free blocks.
 
+use super::directory::{Chunk, EnterError, Span};
 use super::error::{AllocError, CreateError, RangeError};
 use super::inner::{Inner, Permit};
 use super::layout::bytes_of;
 use super::source::ChunkSource;
-use super::unit::{Chunk, EnterError, Span, State};
+use super::state::State;
 use crate::addr::Iova;
 use crate::drop_guard::for_all;
 use crate::frame::{Frame, Order};

@@ -1,11 +1,13 @@
 //! [`Inner`]: a pool's state, what an owner does with it, and [`Handle`], which keeps it alive.
 
 use super::debug::History;
+use super::directory::{Chunk, Kept, Units};
 use super::error::{AllocError, FreeError};
 use super::layout::Layout;
 use super::magazine::{Depot, Owner};
 use super::source::ChunkSource;
-use super::unit::{Chunk, Kept, RawBlock, Slot, State, Unit, Units};
+use super::state::State;
+use super::unit::{RawBlock, Slot, Unit};
 use crate::frame::Order;
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicBool, AtomicU64, CachePadded, Mutex, Ordering, SpinLock, relax};

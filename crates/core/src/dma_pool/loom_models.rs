@@ -4,7 +4,7 @@
 //! accesses of one owner that do not happen before the next owner's. It is accessed between a
 //! thread's alloc and its free only, as a program would.
 
-use super::unit::State;
+use super::state::State;
 use super::{ChunkSource, DmaPool, PoolLocal, RawBlock, SourceError};
 use crate::addr::Iova;
 use crate::domain::DomainId;

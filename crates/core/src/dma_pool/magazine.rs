@@ -2,7 +2,7 @@
 //! [`Cap`] limits; [`Depot`], where they are exchanged, which also has the list of chunks, the
 //! pool's totals and the owners' numbers.
 
-use super::unit::Chunk;
+use super::directory::Chunk;
 use crate::sync::count_steps;
 use alloc::boxed::Box;
 use alloc::collections::{TryReserveError, VecDeque};

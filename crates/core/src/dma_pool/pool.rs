@@ -2,13 +2,15 @@
 
 use super::block::Block;
 use super::debug::{Damage, History};
+use super::directory::{Chunk, Span, Units};
 use super::error::{AllocError, CreateError, FreeError, RangeError};
 use super::inner::{Front, Growth, Handle, Inner};
 use super::layout::Layout;
 use super::local::PoolLocal;
 use super::magazine::{Cap, Depot};
 use super::source::{ChunkSource, span_memory};
-use super::unit::{Chunk, RawBlock, Span, State, Units};
+use super::state::State;
+use super::unit::RawBlock;
 use crate::addr::Iova;
 use crate::counters;
 use crate::domain::DomainId;

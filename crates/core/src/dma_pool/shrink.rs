@@ -6,9 +6,11 @@
 //! what is set aside is neither lost nor with anyone else, and an owner that finds no block
 //! meanwhile waits for the permit, as it would for a chunk.
 
+use super::directory::Chunk;
 use super::inner::{Inner, Permit};
 use super::magazine::{Depot, MOST};
-use super::unit::{Chunk, Slot, State};
+use super::state::State;
+use super::unit::Slot;
 use crate::sync::count_steps;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
