@@ -39,8 +39,8 @@ fn finish(transport: &VirtioBlkTransport, number: usize, queue: &mut Queue, mut 
 
 /// Returns byte `at` of the disk.
 fn pattern(at: u64) -> u8 {
-    let [low, ..] = ((at % 251) ^ ((at >> 12) & 0xff)).to_le_bytes();
-    low
+    let [low, high, ..] = (at / 4096).to_le_bytes();
+    u8::try_from(at % 251).unwrap() ^ low ^ high
 }
 
 #[test]
