@@ -11,7 +11,8 @@
 #
 # Each disk is behind a root port of its own (00:04.0 to 00:07.0), and therefore an IOMMU group of its
 # own and hot-pluggable.
-# PINFOLD_VM_IOMMU has the IOMMU's options, where a test wants others.
+# PINFOLD_VM_IOMMU has the IOMMU's options, where a test wants others. PINFOLD_VM_TRACE is a file for
+# QEMU's trace of the IOMMU.
 # shellcheck disable=SC2054 # the commas are QEMU's
 
 # image FILE SIZE: creates a sparse file.
@@ -19,15 +20,23 @@ image() { truncate -s "$2" "$1"; }
 
 # machine_arguments WORK MEMORY CPUS ACCEL: fills the array `machine`.
 machine_arguments() {
-    local work=$1 memory=$2 cpus=$3 accel=$4 model=$cpu_model number
-    [ "$accel" = tcg ] && accel=tcg,thread=multi || model=host
+    local work=$1 memory=$2 cpus=$3 accel=$4 model=$cpu_model number clock=()
+    case $accel in
+        tcg) accel=tcg,thread=multi ;;
+        # Of its time the machine waits through none: where all processors are idle, its clock jumps.
+        icount) accel=tcg,thread=single clock=(-icount shift=4,sleep=off) ;;
+        *) model=host ;;
+    esac
     machine=(
-        -nodefaults -no-user-config -no-reboot -display none
+        "${clock[@]}" -nodefaults -no-user-config -no-reboot -display none
         -machine q35,kernel-irqchip=split -accel "$accel" -cpu "$model" -smp "$cpus" -m "$memory"
         -global ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off
         -device "intel-iommu,${PINFOLD_VM_IOMMU:-intremap=on,caching-mode=on}"
         -device isa-debug-exit,iobase=0xf4,iosize=0x04
     )
+    [ -z "${PINFOLD_VM_TRACE:-}" ] ||
+        machine+=(-D "$PINFOLD_VM_TRACE" -trace "enable=vtd_iotlb_page_*" -trace "enable=vtd_inv_desc_*" -trace enable=vtd_reg_write
+            -trace enable=vtd_dmar_fault)
     for number in 0 1 2 3; do
         machine+=(-device "pcie-root-port,id=port$number,bus=pcie.0,addr=0x$((number + 4)).0,chassis=$((number + 1)),slot=$((number + 1))")
     done

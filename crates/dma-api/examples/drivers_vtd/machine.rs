@@ -70,7 +70,7 @@ fn below(bus: u8, device: u8, function: u8) -> Option<(u8, u8)> {
 
 /// Creates a domain for memory of `pool`.
 pub(crate) fn domain(unit: &Unit, pool: &Pool) -> Result<(Domain, Attachments)> {
-    let translator = Translator(Arc::clone(&pool.memory), Generations::new());
+    let translator = Translator(vec![Arc::clone(&pool.memory)], Generations::new());
     let tables = Box::new(Tables(Arc::clone(&pool.memory)));
     let limit = WaitLimit { time_ns: u64::MAX, polls: 1_000_000_000 };
     Ok(unit.create_domain(translator, tables, limit)?)

@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 
 fn run(nvme: &str, ahci: &str) -> Result<()> {
     let (nvme, ahci) = (machine::source_of(nvme)?, machine::source_of(ahci)?);
-    let memory = host::Hugepages::new(32)?;
+    let memory = host::Hugepages::new(2 << 20, 32)?;
     let pool = Pool::new(memory.clone());
     let unit = machine::unit(&memory, [nvme, ahci])?;
     drive(&unit, pool, nvme, 0, |registers, dma, wait| {

@@ -56,8 +56,10 @@ impl Mmio {
     }
 }
 
-/// Hugepages of 2 MiB, which do not move, handed out in pieces and never freed.
+/// Hugepages of one size, which do not move, handed out in pieces and never freed.
 pub(crate) struct Hugepages {
+    /// Bytes of each.
+    page: usize,
     base: NonNull<u8>,
     len: usize,
     /// Of each hugepage.
@@ -70,12 +72,12 @@ unsafe impl Send for Hugepages {}
 // SAFETY: as for `Send`; what changes is atomic.
 unsafe impl Sync for Hugepages {}
 
-const HUGE: usize = 2 << 20;
-
 impl Hugepages {
-    pub(crate) fn new(count: usize) -> Result<Arc<Self>, Box<dyn Error>> {
-        let len = count * HUGE;
-        let flags = MapFlags::SHARED | MapFlags::HUGETLB | MapFlags::HUGE_2MB | MapFlags::POPULATE;
+    /// Takes `count` pages of `page` bytes: 2 MiB or 1 GiB.
+    pub(crate) fn new(page: usize, count: usize) -> Result<Arc<Self>, Box<dyn Error>> {
+        let len = count * page;
+        let size = if page == 2 << 20 { MapFlags::HUGE_2MB } else { MapFlags::HUGE_1GB };
+        let flags = MapFlags::SHARED | MapFlags::HUGETLB | size | MapFlags::POPULATE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping.
         let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, access, flags) };
@@ -85,7 +87,7 @@ impl Hugepages {
         let mut phys = Vec::new();
         for number in 0..count {
             let mut entry = [0; 8];
-            pagemap.read_exact_at(&mut entry, ((base.addr() + number * HUGE) / 4096 * 8) as u64)?;
+            pagemap.read_exact_at(&mut entry, ((base.addr() + number * page) / 4096 * 8) as u64)?;
             let frame = u64::from_le_bytes(entry) & ((1 << 55) - 1);
             if frame == 0 {
                 return Err("physical addresses are hidden: run as root".into());
@@ -93,14 +95,14 @@ impl Hugepages {
             phys.push(frame * 4096);
         }
         let base = NonNull::new(base.cast()).ok_or("a mapping at 0")?;
-        Ok(Arc::new(Self { base, len, phys, used: AtomicUsize::new(0) }))
+        Ok(Arc::new(Self { page, base, len, phys, used: AtomicUsize::new(0) }))
     }
 
     /// Takes `bytes`, a multiple of 4096, that do not cross a hugepage.
     pub(crate) fn take(&self, bytes: usize) -> Option<(NonNull<u8>, u64)> {
         let mut at = self.used.load(Ordering::Relaxed);
-        if at % HUGE + bytes > HUGE {
-            at = at.next_multiple_of(HUGE);
+        if at % self.page + bytes > self.page {
+            at = at.next_multiple_of(self.page);
         }
         if at + bytes > self.len {
             return None;
@@ -111,15 +113,15 @@ impl Hugepages {
     }
 
     fn phys_of(&self, offset: usize) -> u64 {
-        self.phys[offset / HUGE] + (offset % HUGE) as u64
+        self.phys[offset / self.page] + (offset % self.page) as u64
     }
 
     /// The word at a physical address of them.
     pub(crate) fn word(&self, phys: u64) -> Option<&AtomicU64> {
-        let of = |start: &u64| phys.checked_sub(*start).filter(|offset| *offset < HUGE as u64);
+        let of = |start: &u64| phys.checked_sub(*start).filter(|offset| *offset < self.page as u64);
         let (huge, within) =
             self.phys.iter().enumerate().find_map(|(huge, start)| Some((huge, of(start)?)))?;
-        let offset = huge * HUGE + usize::try_from(within).ok()?;
+        let offset = huge * self.page + usize::try_from(within).ok()?;
         // SAFETY: inside.
         let at = unsafe { self.base.add(offset) }.cast::<AtomicU64>();
         // SAFETY: a multiple of 8, as descriptors are; the queue is accessed as words in no other
@@ -147,7 +149,7 @@ impl TableMemory for Tables {
 }
 
 /// Translates memory in hugepages.
-pub(crate) struct Translator(pub(crate) Arc<Hugepages>, pub(crate) Generations);
+pub(crate) struct Translator(pub(crate) Vec<Arc<Hugepages>>, pub(crate) Generations);
 
 impl PhysTranslator for Translator {
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
@@ -159,15 +161,14 @@ impl PhysTranslator for Translator {
     }
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
-        let unknown = BackendError::NotRegistered { addr, len };
-        let offset = addr.checked_sub(self.0.base.as_ptr().addr()).ok_or(unknown.clone())?;
-        if offset >= self.0.len {
-            return Err(unknown);
-        }
-        let huge = offset / HUGE;
-        let phys =
-            PhysRange::new(PhysAddr::new(self.0.phys[huge]), HUGE as u64).map_err(|_| unknown)?;
-        Ok(PhysExtent::new(self.0.base.as_ptr().addr() + huge * HUGE, phys))
+        let found = self.0.iter().find_map(|pages| {
+            let base = pages.base.as_ptr().addr();
+            let offset = addr.checked_sub(base).filter(|offset| *offset < pages.len)?;
+            let start = offset / pages.page * pages.page;
+            let phys = PhysRange::new(PhysAddr::new(pages.phys_of(start)), pages.page as u64);
+            Some(PhysExtent::new(base + start, phys.ok()?))
+        });
+        found.ok_or(BackendError::NotRegistered { addr, len })
     }
     fn generation(&self) -> Generation {
         self.1.current()

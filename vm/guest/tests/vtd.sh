@@ -1,0 +1,70 @@
+# shellcheck shell=sh disable=SC2154,SC2086 # set by the suite; addresses hold nothing to be split
+# The unit itself, taken from the kernel: `vtd:BDF`. All but the first in the machines of vm/vtd.
+
+# leave BDF: no driver of the kernel's has it.
+leave() { [ "$(driver_of $1)" = none ] || echo $1 >/sys/bus/pci/devices/$1/driver/unbind; }
+
+# A machine whose kernel has the unit.
+vtd_of_the_kernel_is_left_alone() {
+    refused 'bound to the kernel driver nvme.*/unbind' pinfold nvme vtd:$nvme0 --i-own-this-machine
+    leave $nvme0
+    refused 'boot with intel_iommu=off intremap=off iomem=relaxed' pinfold nvme vtd:$nvme0 --i-own-this-machine
+    echo $nvme0 >/sys/bus/pci/drivers/nvme/bind
+    disk $nvme0 1 >/dev/null
+}
+
+vtd_only_on_request() {
+    refused 'i-own-this-machine' pinfold nvme vtd:$nvme0
+    refused 'bound to the kernel driver nvme.*/unbind' pinfold nvme vtd:$nvme0 --i-own-this-machine
+    for bdf in $nvme0 $nvme1 $nvme2; do
+        leave $bdf
+        pinfold nvme vtd:$bdf --i-own-this-machine >/tmp/nvme
+        has /tmp/nvme 'pinfold[012]'
+    done
+}
+
+vtd_drivers_of_others() {
+    leave $nvme0
+    leave $sata
+    /test/drivers_vtd $nvme0 $sata >/tmp/drivers 2>&1 || { cat /tmp/drivers; fail "a driver failed"; }
+    note "$(tail -n 1 /tmp/drivers)"
+}
+
+# vtd_verifies TARGET PROTECT REQUESTS: at queue depth 1 and 64, half of the requests each.
+vtd_verifies() {
+    target=$1 protect=$2 requests=$(($3 / 2))
+    for depth in 1 64; do
+        pinfold io vtd:$target --i-own-this-machine --rw randrw --bsrange 512-1M --iodepth $depth --verify-requests $requests \
+            --size 16M --protect $protect --verify --force >/tmp/io 2>/tmp/errors
+        has /tmp/io '^Verified: '
+        has /tmp/io "^domain vtd, protect $protect"
+        if grep 'refused an access' /tmp/errors; then fail "the unit has refused an access"; fi
+    done
+    note "$(kind_of $target), $((2 * requests)) requests"
+}
+
+vtd_is_one_programs() {
+    pinfold io vtd:$nvme0 --i-own-this-machine --rw read --runtime 1000 --time-based >/tmp/io &
+    pid=$!
+    until grep -q "FLOCK .* $pid " /proc/locks; do
+        kill -0 $pid 2>/dev/null || fail "exited early: $(cat /tmp/io)"
+        usleep 10000
+    done
+    refused 'another process drives' pinfold nvme vtd:$nvme1 --i-own-this-machine
+    kill -TERM $pid
+    code=0
+    wait $pid || code=$?
+    same "exit code" 130 $code
+    # What it had enabled is disabled.
+    pinfold nvme vtd:$nvme1 --i-own-this-machine >/tmp/nvme
+    has /tmp/nvme 'pinfold1'
+}
+
+vtd_kernel_reads_pinfold_data() {
+    dd if=/dev/urandom of=/tmp/a bs=1000 count=5001 2>/dev/null
+    pinfold copy /tmp/a /tmp/b --via vtd:$nvme2/2 --force --i-own-this-machine
+    cmp /tmp/a /tmp/b
+    echo $nvme2 >/sys/bus/pci/drivers/nvme/bind
+    node=$(disk $nvme2 2)
+    head -c 5001000 $node | cmp /tmp/a -
+}
