@@ -3,6 +3,7 @@
 
 #![expect(clippy::cast_possible_truncation, reason = "tests")]
 
+mod allocations;
 mod descriptors;
 mod dmar;
 #[path = "tests/dmar_fuzzed.rs"]

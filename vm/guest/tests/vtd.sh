@@ -35,7 +35,7 @@ vtd_verifies() {
     target=$1 protect=$2 requests=$(($3 / 2))
     for depth in 1 64; do
         pinfold io vtd:$target --i-own-this-machine --rw randrw --bsrange 512-1M --iodepth $depth --verify-requests $requests \
-            --size 16M --protect $protect --verify --force >/tmp/io 2>/tmp/errors
+            --size 4M --protect $protect --verify --force >/tmp/io 2>/tmp/errors
         has /tmp/io '^Verified: '
         has /tmp/io "^domain vtd, protect $protect"
         if grep 'refused an access' /tmp/errors; then fail "the unit has refused an access"; fi

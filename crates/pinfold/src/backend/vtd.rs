@@ -83,13 +83,16 @@ pub(crate) struct FlushLines;
 
 const LINE: usize = 64;
 
+/// Returns the address of each line that has one of the `len` bytes at `addr`.
+fn lines(addr: usize, len: usize) -> impl Iterator<Item = usize> {
+    (addr / LINE * LINE..addr + len).step_by(LINE)
+}
+
 impl WriteBack for FlushLines {
     const FOR_NON_COHERENT: bool = true;
 
     fn write_back(words: &[AtomicU64]) {
-        let start = words.as_ptr().addr() / LINE * LINE;
-        let end = words.as_ptr().addr() + size_of_val(words);
-        for line in (start..end).step_by(LINE) {
+        for line in lines(words.as_ptr().addr(), size_of_val(words)) {
             // The first may begin before the words: the address alone matters.
             let line = words.as_ptr().with_addr(line).cast();
             // SAFETY: every processor of x86-64 has the instruction; it changes no value, and the
@@ -200,6 +203,17 @@ impl PhysTranslator for Translator {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_line_with_a_word_is_written_back_and_no_other() {
+        let of = |addr, len| lines(addr, len).collect::<Vec<_>>();
+        assert_eq!(of(128, 8), [128]);
+        assert_eq!(of(184, 16), [128, 192], "across a border");
+        assert_eq!(of(128, 128), [128, 192]);
+        assert_eq!(of(136, 64), [128, 192], "as long as one, in two");
+        assert_eq!(of(4096, 4096).len(), 64);
+        assert_eq!(of(128, 0), [0_usize; 0]);
+    }
 
     #[test]
     fn table_pages_are_contiguous_and_given_once() {

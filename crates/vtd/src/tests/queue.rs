@@ -1,5 +1,6 @@
 //! The queue: one tail write a batch, batches in parts, tickets that wrap, aborts.
 
+use super::allocations::allocations;
 use super::double::{Double, Heap, Identity, Payload, SNOOPING as CAP, SNOOPING_EXTENDED as ECAP};
 use super::unit::{DEVICE, LIMIT, domain, enabled};
 use crate::domain::DomainQueue;
@@ -102,6 +103,33 @@ fn a_full_queue_accepts_again_when_it_has_been_worked_on() {
     for ticket in 2..2_000 {
         queue.submit(&[DOMAIN; 7], Some(Ticket(ticket))).unwrap();
         assert_eq!(queue.completed(), Ticket(ticket));
+    }
+}
+
+#[test]
+fn a_submission_and_a_poll_allocate_nothing() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, attachments) = domain(&unit);
+    unit.attach(DEVICE, &attachments, Some(0)).unwrap();
+    let map = || domain.map(Payload::new(1), FromDevice).unwrap();
+    // What is allocated once.
+    drop(map().unmap().unwrap());
+    for _ in 0..3 {
+        let mapping = map();
+        // A unit that works allocates, since it is a test's.
+        double.state().holds = true;
+        let tails = double.counts().0;
+        let before = allocations();
+        let revoked = mapping.revoke();
+        assert!(!revoked.is_quiesced());
+        assert_eq!(allocations() - before, 0);
+        assert!(double.counts().0 > tails, "it was submitted");
+        double.state().holds = false;
+        double.run();
+        let before = allocations();
+        assert!(revoked.is_quiesced());
+        drop(revoked.wait().unwrap());
+        assert_eq!(allocations() - before, 0);
     }
 }
 
