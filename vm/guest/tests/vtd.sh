@@ -4,11 +4,11 @@
 # leave BDF: no driver of the kernel's has it.
 leave() { [ "$(driver_of $1)" = none ] || echo $1 >/sys/bus/pci/devices/$1/driver/unbind; }
 
-# A machine whose kernel has the unit.
+# A machine whose kernel has the unit, and would let its registers be mapped (iomem=relaxed).
 vtd_of_the_kernel_is_left_alone() {
     refused 'bound to the kernel driver nvme.*/unbind' pinfold nvme vtd:$nvme0 --i-own-this-machine
     leave $nvme0
-    refused 'boot with intel_iommu=off intremap=off iomem=relaxed' pinfold nvme vtd:$nvme0 --i-own-this-machine
+    refused 'is enabled \(status 0xc.*: boot with intel_iommu=off intremap=off iomem=relaxed' pinfold nvme vtd:$nvme0 --i-own-this-machine
     echo $nvme0 >/sys/bus/pci/drivers/nvme/bind
     disk $nvme0 1 >/dev/null
 }
