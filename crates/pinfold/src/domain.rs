@@ -99,8 +99,10 @@
 //! # Ok(()) }
 //! ```
 
+use pinfold_core::mem::DmaMemory;
 use std::any::Any;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// The life of a mapping on one thread, with the software IOMMU:
@@ -161,7 +163,13 @@ pub struct Domain {
 
 /// The side of a domain that its devices are attached to. Each backend implements it for a type of
 /// its own, and finds it again with [`Domain::device_side`].
-pub(crate) trait DeviceSide: Any + Send + Sync {}
+pub(crate) trait DeviceSide: Any + Send + Sync {
+    /// As [`IommuContext::lend_file`](crate::backend::context::IommuContext::lend_file), where the
+    /// kernel keeps the table.
+    fn lend_file(&self, memory: DmaMemory, file: BorrowedFd<'_>) {
+        let _ = (memory, file);
+    }
+}
 
 #[cfg(test)]
 impl DeviceSide for () {}
@@ -173,6 +181,11 @@ impl Domain {
     }
 
     /// Returns the device side, if it is a `T`.
+    /// As [`DeviceSide::lend_file`].
+    pub(crate) fn lend_file(&self, memory: DmaMemory, file: BorrowedFd<'_>) {
+        self.device_side.lend_file(memory, file);
+    }
+
     pub(crate) fn device_side<T: DeviceSide>(&self) -> Option<&T> {
         let side: &dyn Any = &*self.device_side;
         side.downcast_ref()

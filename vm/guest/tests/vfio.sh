@@ -108,6 +108,20 @@ vfio_several_queues() {
     done
 }
 
+# With iommufd since Linux 6.13 they are mapped by their file: as a whole, and piece by piece.
+vfio_memory_files() {
+    free=$(free_hugepages)
+    bind_to_vfio $nvme0
+    for memory in memfd memfd-2m; do
+        for protect in static strict; do
+            pinfold io vfio:$nvme0 --memory $memory --protect $protect --rw randrw --bsrange 512-1M --iodepth 16 \
+                --verify-requests 300 --size 32M --verify --force >/tmp/io
+            has /tmp/io '^Verified: '
+        done
+    done
+    same "free hugepages afterwards" "$free" "$(free_hugepages)"
+}
+
 vfio_kernel_reads_pinfold_data() {
     for target in $namespaces; do
         bdf=${target%/*}

@@ -11,7 +11,7 @@ use pinfold_core::domain::BackendError;
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::mem::DmaMemory;
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
@@ -81,6 +81,12 @@ pub(crate) trait IommuContext: Send + Sync {
     fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         let _ = memory;
         Ok(())
+    }
+
+    /// Lends the file that registered memory shows from its start: the memory may be mapped by it,
+    /// until it is unregistered.
+    fn lend_file(&self, memory: DmaMemory, file: BorrowedFd<'_>) {
+        let _ = (memory, file);
     }
 
     /// As [`Backend::required_iova`](pinfold_core::domain::Backend::required_iova).

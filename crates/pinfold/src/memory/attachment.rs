@@ -15,6 +15,7 @@ use pinfold_core::iova::IovaError;
 use pinfold_core::mem::DmaMemory;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -70,6 +71,10 @@ pub(super) trait DomainOps: Send + Sync {
     fn pins(&self) -> bool {
         false
     }
+    /// Lends the file that registered memory shows from its start.
+    fn lend_file(&self, memory: DmaMemory, file: BorrowedFd<'_>) {
+        let _ = (memory, file);
+    }
 }
 
 /// The part of the domain's address space that the memory has.
@@ -95,12 +100,16 @@ impl Attachment {
     fn new(
         domain: Box<dyn DomainOps>,
         memory: DmaMemory,
+        file: Option<BorrowedFd<'_>>,
         policy: MappingPolicy,
     ) -> Result<Self, BackendError> {
         // SAFETY: the owner frees the memory only after `unregister_memory` has returned
         // (`Attachments::detach_all`), and never if the error says that it stays reachable; on
         // every other error path it is unregistered below.
         unsafe { domain.register_memory(memory) }?;
+        if let Some(file) = file {
+            domain.lend_file(memory, file);
+        }
         let placed = match policy {
             // SAFETY: the memory outlives the mapping, as above; memory that is mapped whole lends
             // no reference.
@@ -253,20 +262,21 @@ impl Attachments {
         None
     }
 
-    /// Maps the memory into a domain; returns the existing attachment if it is mapped there
+    /// Maps the memory, and the file that it shows from its start, into a domain; returns the existing attachment if it is mapped there
     /// already. After an error that leaves the memory [reachable](BackendError::stays_reachable),
     /// `detach_all` never succeeds.
     pub(super) fn add(
         &self,
         domain: Box<dyn DomainOps>,
         memory: DmaMemory,
+        file: Option<BorrowedFd<'_>>,
         policy: MappingPolicy,
     ) -> Result<Arc<Attachment>, BackendError> {
         let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(attachment) = domain.id().and_then(|id| self.find(id)) {
             return Ok(Arc::clone(attachment));
         }
-        let attachment = Attachment::new(domain, memory, policy).inspect_err(|error| {
+        let attachment = Attachment::new(domain, memory, file, policy).inspect_err(|error| {
             if error.stays_reachable() {
                 self.reachable.store(true, Ordering::Relaxed);
             }
@@ -403,6 +413,9 @@ impl DomainOps for Domain {
     }
     fn pins(&self) -> bool {
         (**self).pins()
+    }
+    fn lend_file(&self, memory: DmaMemory, file: BorrowedFd<'_>) {
+        self.lend_file(memory, file);
     }
 }
 

@@ -275,7 +275,7 @@ impl OwnedMemory {
         domain: Box<dyn DomainOps>,
         policy: MappingPolicy,
     ) -> Result<(), BackendError> {
-        self.0.attachments.add(domain, self.0.memory, policy).map(drop)
+        self.0.attachments.add(domain, self.0.memory, None, policy).map(drop)
     }
 
     /// Returns all of the memory as one piece, the first time.

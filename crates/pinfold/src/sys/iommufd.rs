@@ -1,5 +1,5 @@
 //! iommufd's system calls (`linux/iommufd.h`), and VFIO's for devices without groups. Linux 6.2;
-//! devices since 6.6.
+//! devices since 6.6, maps of a memory file since 6.13.
 
 use super::errno::{Errno, argsz, with_struct};
 use pinfold_core::access::Access;
@@ -17,6 +17,7 @@ const IOAS_ALLOC: u32 = iommu(1);
 const IOAS_IOVA_RANGES: u32 = iommu(4);
 const IOAS_MAP: u32 = iommu(5);
 const IOAS_UNMAP: u32 = iommu(6);
+const IOAS_MAP_FILE: u32 = iommu(15);
 const DEVICE_BIND: u32 = ((b';' as u32) << 8) | 118;
 const DEVICE_ATTACH: u32 = ((b';' as u32) << 8) | 119;
 
@@ -66,6 +67,19 @@ struct Map {
     iova: u64,
 }
 
+/// `iommu_ioas_map_file`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct MapFile {
+    size: u32,
+    flags: u32,
+    ioas_id: u32,
+    fd: i32,
+    start: u64,
+    length: u64,
+    iova: u64,
+}
+
 /// `iommu_ioas_unmap`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -99,7 +113,7 @@ struct Attach {
 // drivers/iommu/iommufd/main.c).
 const _: () = {
     assert!(size_of::<Destroy>() == 8 && size_of::<Alloc>() == 12 && size_of::<Ranges>() == 32);
-    assert!(size_of::<Map>() == 40 && size_of::<Unmap>() == 24);
+    assert!(size_of::<Map>() == 40 && size_of::<MapFile>() == 40 && size_of::<Unmap>() == 24);
     assert!(size_of::<Bind>() == 16 && size_of::<Attach>() == 12);
 };
 
@@ -209,6 +223,33 @@ pub(crate) unsafe fn map(
     unsafe { with_struct(iommufd, IOAS_MAP, &mut map) }.map(drop)
 }
 
+/// As [`map`], of the bytes of a memory file from `start` on: the pages are found by the file, and not
+/// by an address of the process. `IOMMU_IOAS_MAP_FILE`: Linux 6.13; `ENOTTY` before.
+///
+/// # Safety
+/// As for [`map`], for the memory of this process that shows these bytes of the file.
+pub(crate) unsafe fn map_file(
+    iommufd: BorrowedFd<'_>,
+    ioas: Ioas,
+    iova: IovaRange,
+    file: BorrowedFd<'_>,
+    start: u64,
+    access: Access,
+) -> Result<(), Errno> {
+    let mut map = MapFile {
+        size: argsz::<MapFile>(),
+        flags: flags(access),
+        ioas_id: ioas.0,
+        fd: file.as_raw_fd(),
+        start,
+        length: iova.len(),
+        iova: iova.start().raw(),
+    };
+    // SAFETY: the structure is the one that the call reads; that a device may access the memory is
+    // the caller's promise.
+    unsafe { with_struct(iommufd, IOAS_MAP_FILE, &mut map) }.map(drop)
+}
+
 /// Unmaps and unpins the range, and returns how many bytes were mapped there. No device reaches it
 /// when this returns.
 pub(crate) fn unmap(iommufd: BorrowedFd<'_>, ioas: Ioas, iova: IovaRange) -> Result<u64, Errno> {
@@ -237,4 +278,51 @@ pub(crate) fn attach(device: BorrowedFd<'_>, ioas: Ioas) -> Result<(), Errno> {
     let mut attach = Attach { argsz: argsz::<Attach>(), flags: 0, pt_id: ioas.0 };
     // SAFETY: the structure is the one that the call reads and fills in.
     unsafe { with_struct(device, DEVICE_ATTACH, &mut attach) }.map(drop)
+}
+
+/// Structures and numbers against those that bindgen generates from the kernel's header.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iommufd_bindings::iommufd as theirs;
+    use std::mem::{align_of, offset_of};
+
+    /// The same size, alignment, and place of every field.
+    macro_rules! same {
+        ($ours:ty, $theirs:ty: $($field:ident),*) => {
+            assert_eq!(size_of::<$ours>(), size_of::<$theirs>(), stringify!($ours));
+            assert_eq!(align_of::<$ours>(), align_of::<$theirs>(), stringify!($ours));
+            $(assert_eq!(offset_of!($ours, $field), offset_of!($theirs, $field), stringify!($ours.$field));)*
+        };
+    }
+
+    #[test]
+    fn structures_are_laid_out_as_the_kernel_has_them() {
+        same!(Destroy, theirs::iommu_destroy: size, id);
+        same!(Alloc, theirs::iommu_ioas_alloc: size, flags, out_ioas_id);
+        same!(Map, theirs::iommu_ioas_map: size, flags, ioas_id, user_va, length, iova);
+        same!(MapFile, theirs::iommu_ioas_map_file: size, flags, ioas_id, fd, start, length, iova);
+        same!(Unmap, theirs::iommu_ioas_unmap: size, ioas_id, iova, length);
+        same!(Ranges, theirs::iommu_ioas_iova_ranges:
+            size, ioas_id, num_iovas, allowed_iovas, out_iova_alignment);
+    }
+
+    #[test]
+    fn constants_equal_the_kernels() {
+        let call = |number: u32| u32::from(theirs::IOMMUFD_TYPE) << 8 | number;
+        let pairs = [
+            (DESTROY, call(theirs::IOMMUFD_CMD_DESTROY)),
+            (IOAS_ALLOC, call(theirs::IOMMUFD_CMD_IOAS_ALLOC)),
+            (IOAS_IOVA_RANGES, call(theirs::IOMMUFD_CMD_IOAS_IOVA_RANGES)),
+            (IOAS_MAP, call(theirs::IOMMUFD_CMD_IOAS_MAP)),
+            (IOAS_UNMAP, call(theirs::IOMMUFD_CMD_IOAS_UNMAP)),
+            (IOAS_MAP_FILE, call(theirs::IOMMUFD_CMD_IOAS_MAP_FILE)),
+            (MAP_FIXED_IOVA, theirs::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA),
+            (MAP_WRITEABLE, theirs::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE),
+            (MAP_READABLE, theirs::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE),
+        ];
+        for (number, (ours, theirs)) in pairs.into_iter().enumerate() {
+            assert_eq!(ours, theirs, "constant {number}");
+        }
+    }
 }

@@ -15,6 +15,7 @@ use crate::pci::lookup::{self, PciDevice, VFIO_PCI};
 use crate::sys::files::Roots;
 use pinfold_core::addr::IovaRange;
 use pinfold_core::iova::IovaSpace;
+use pinfold_core::mem::DmaMemory;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -191,7 +192,11 @@ fn limits(context: &dyn IommuContext, bdf: Bdf) -> Result<Limits, OpenError> {
 /// The device side of a domain whose table the kernel keeps.
 struct KernelContext(Arc<dyn IommuContext>);
 
-impl DeviceSide for KernelContext {}
+impl DeviceSide for KernelContext {
+    fn lend_file(&self, memory: DmaMemory, file: BorrowedFd<'_>) {
+        self.0.lend_file(memory, file);
+    }
+}
 
 fn open_context(
     interface: IommuInterface,

@@ -13,7 +13,7 @@ use pinfold_core::domain::{BackendError, DomainId};
 use pinfold_core::frame::{Frame, FrameError, Order, Zone};
 use pinfold_core::mem::DmaMemory;
 use std::mem::ManuallyDrop;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -131,7 +131,8 @@ impl State {
         // fail at half of it.
         let unlocked =
             domain.pins() && *residency == Residency::Locked && self.region.unlock().is_ok();
-        match self.attachments.add(domain, self.region.memory(), self.policy) {
+        let file = self.memfd.as_ref().map(AsFd::as_fd);
+        match self.attachments.add(domain, self.region.memory(), file, self.policy) {
             Ok(attachment) => {
                 if unlocked {
                     *residency = Residency::ByMapping;

@@ -20,7 +20,7 @@ fn a_chunk_is_unmapped_once() {
         (FakeDomain::failing("unmap", REACHABLE), Err(REACHABLE)),
     ] {
         let attachment =
-            Attachment::new(Box::new(fake.clone()), memory, MappingPolicy::PerUse).unwrap();
+            Attachment::new(Box::new(fake.clone()), memory, None, MappingPolicy::PerUse).unwrap();
         assert_eq!(attachment.unmap_chunk(0), Err(BackendError::NotRevoked), "it was never mapped");
         // SAFETY: the memory is leaked, and no reference into it is made.
         unsafe { attachment.map_chunk(0, memory.part(0, 4096).unwrap(), READ_WRITE) }.unwrap();
@@ -43,7 +43,7 @@ fn a_chunk_is_unmapped_once() {
 fn chunks_of_memory_that_is_mapped_whole_need_no_unmap() {
     let fake = FakeDomain::failing("unmap", REACHABLE);
     let attachment =
-        Attachment::new(Box::new(fake.clone()), memory(), MappingPolicy::Whole).unwrap();
+        Attachment::new(Box::new(fake.clone()), memory(), None, MappingPolicy::Whole).unwrap();
     assert_eq!(attachment.unmap_chunk(0), Ok(()));
     assert_eq!(fake.steps(), ["register_memory", "map_static"]);
 }
@@ -57,7 +57,7 @@ fn memory_of_1_gib_needs_no_address_aligned_to_1_gib() {
     let attached = || {
         let memory = region.memory();
         let attachment =
-            Attachment::new(Box::new(soft.clone()), memory, MappingPolicy::PerUse).unwrap();
+            Attachment::new(Box::new(soft.clone()), memory, None, MappingPolicy::PerUse).unwrap();
         let start = attachment.iova.start().raw();
         assert!(attachment.detach(memory));
         start
@@ -80,7 +80,8 @@ fn memory_of_1_gib_needs_no_address_aligned_to_1_gib() {
     assert_eq!(attached(), start + (2 << 20) + 4096);
     exclude(second.part(0, 4096));
     let refused =
-        Attachment::new(Box::new(soft.clone()), region.memory(), MappingPolicy::PerUse).map(drop);
+        Attachment::new(Box::new(soft.clone()), region.memory(), None, MappingPolicy::PerUse)
+            .map(drop);
     let Err(BackendError::Iova(IovaError::Exhausted { align: HUGE, .. })) = refused else {
         panic!("{refused:?}")
     };
@@ -94,7 +95,7 @@ fn memory_is_detached_unless_a_failed_map_left_it_reachable() {
         let (first, last) = (FakeDomain::working(), FakeDomain::working());
         let refuses = FakeDomain::failing("map_static", error.clone());
         let add = |fake: &FakeDomain| {
-            attachments.add(Box::new(fake.clone()), memory, MappingPolicy::Whole).map(drop)
+            attachments.add(Box::new(fake.clone()), memory, None, MappingPolicy::Whole).map(drop)
         };
         assert_eq!([add(&first), add(&refuses), add(&last)], [Ok(()), Err(error.clone()), Ok(())]);
         assert_eq!(attachments.detach_all(memory), detached, "{error}");
@@ -138,7 +139,7 @@ fn memory_within_hugepages_is_mapped_with_leaves_of_their_size() {
     let Some(memory) = within_a_hugepage() else { return };
     let table_pages = |fake: FakeDomain, steps: &[&str]| {
         let domain = Box::new(fake.clone());
-        let attachment = Attachment::new(domain, memory, MappingPolicy::Whole).unwrap();
+        let attachment = Attachment::new(domain, memory, None, MappingPolicy::Whole).unwrap();
         assert_eq!(fake.steps(), steps);
         let (iova, pages) = (attachment.iova(), fake.domain().stats().backend.table_pages);
         assert!(attachment.detach(memory));
@@ -160,7 +161,7 @@ fn a_map_for_large_leaves_that_fails_leaves_nothing_behind() {
     let Some(memory) = within_a_hugepage() else { return };
     for (error, last) in [(REFUSED, "unregister_memory"), (REACHABLE, "count_quarantined")] {
         let fake = FakeDomain::failing("map_static_at", error.clone());
-        let refused = Attachment::new(Box::new(fake.clone()), memory, MappingPolicy::Whole);
+        let refused = Attachment::new(Box::new(fake.clone()), memory, None, MappingPolicy::Whole);
         assert_eq!(refused.map(drop), Err(error));
         assert_eq!(fake.steps().last(), Some(&last));
     }
@@ -176,7 +177,7 @@ fn other_memory_takes_the_addresses_that_the_domain_chooses() {
         assert_eq!(folios::leaf(memory), None);
         let fake = FakeDomain::working();
         let attachment =
-            Attachment::new(Box::new(fake.clone()), memory, MappingPolicy::Whole).unwrap();
+            Attachment::new(Box::new(fake.clone()), memory, None, MappingPolicy::Whole).unwrap();
         assert_eq!(fake.steps(), ["register_memory", "map_static"]);
         assert!(attachment.detach(memory));
     }

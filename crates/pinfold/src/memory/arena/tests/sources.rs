@@ -273,6 +273,22 @@ fn plain(policy: MappingPolicy) -> ArenaBuilder {
     Arena::builder().size(2 << 20).source(Source::Plain).mapping_policy(policy)
 }
 
+/// Between its registration and its maps, so that the domain forgets it with the memory.
+#[test]
+fn an_arena_with_a_memory_file_lends_it_to_its_domains() {
+    let fake = FakeDomain::working();
+    let build = |source| {
+        let builder =
+            Arena::builder().size(4096).source(source).mapping_policy(MappingPolicy::Whole);
+        builder.build_memory(false).unwrap().attach(Box::new(fake.clone())).unwrap()
+    };
+    drop(build(Source::Memfd));
+    let lent = ["register_memory", "lend_file", "map_static", "unmap", "unregister_memory"];
+    assert_eq!(fake.steps(), lent);
+    drop(build(Source::Plain));
+    assert!(!fake.steps()[lent.len()..].contains(&"lend_file"));
+}
+
 #[test]
 fn a_build_that_fails_leaves_nothing() {
     let _alone = alone();
