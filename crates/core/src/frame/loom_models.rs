@@ -261,6 +261,38 @@ fn loom_a_range_against_single_claims() {
     });
 }
 
+/// A run of two regions, or of one and two words, against a claim of one frame that it reaches last:
+/// a run that fails there gives back what it has claimed, which is found.
+#[test]
+fn loom_a_run_of_regions_against_a_single_claim() {
+    for frames in [1024, 512 + 128] {
+        model(move || {
+            let zone = Model::with_slots(1536, 0);
+            // The run does not start at the first frame.
+            zone.alloc(Order::HUGE).unwrap();
+            let other = thread::spawn({
+                let zone = zone.clone();
+                move || {
+                    let part = zone.zone.0.claim_at(16 + 1, 1);
+                    let claimed = Some(part).filter(|part| part.mask != 0);
+                    claimed.inspect(|part| zone.touch(part.first(), 1))
+                }
+            });
+            let run = zone.alloc_run(frames, 512).ok();
+            let single = other.join().unwrap();
+            assert!(run.is_none() || single.is_none());
+            let taken = 512 + run.map_or(0, |_| frames) + single.map_or(0, Part::len);
+            assert_eq!(zone.taken(), taken.into());
+            if let Some(part) = single {
+                zone.touch(part.first(), 1);
+                zone.zone.0.release(part).unwrap();
+                let again = zone.alloc_run(1024, 512).map(Frame::index);
+                assert_eq!(again, Ok(512), "all of it is free, and is found");
+            }
+        });
+    }
+}
+
 /// Two runs that need the same half of a region: at most one succeeds, and the other changes
 /// nothing.
 #[test]

@@ -330,8 +330,9 @@ impl Map {
     }
 
     /// Sets the bits of a region that was claimed as a whole, so that a part of it can be freed.
-    /// Returns false if there is no such claim: then the words decide already. `begun` is called
-    /// while no frame of the region can be free.
+    /// Returns true if this call has set them: then frames that were freed meanwhile were not visible.
+    /// If there is no such claim, the words decide already. `begun` is called while no frame of the
+    /// region can be free.
     ///
     /// Waits for claims of single frames that will be undone, and for another thread that does the
     /// same: each a few instructions from its end.
@@ -343,7 +344,9 @@ impl Map {
             match state.compare_exchange(WHOLE, OPENING, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => break,
                 Err(OPENING) => relax(attempts),
-                Err(_) => return attempts > 0,
+                // Frames that were freed meanwhile are made visible by the thread that has set the
+                // bits.
+                Err(_) => return false,
             }
             attempts += 1;
         }

@@ -84,7 +84,6 @@ impl Inner {
     #[cold]
     pub(super) fn split(&self, region: u32) {
         if self.map.split(region, || self.limits.note_claimed(region)) {
-            // Frames that were freed meanwhile were not visible.
             self.ensure_visible(region);
         }
     }

@@ -273,10 +273,13 @@ fn a_region_that_is_no_longer_whole_stays_visible() {
 
 #[test]
 fn a_run_that_cannot_be_claimed_as_a_whole_is_given_back() {
-    let zone = Zone::new(3 * 512).unwrap();
+    let zone = Zone::new(4 * 512).unwrap();
+    // The run does not begin with the first frame.
+    let front = zone.alloc_run(512, 512).unwrap();
     let hold = zone.alloc_run(512, 512).unwrap();
     let taken = zone.alloc(Order::PAGE).unwrap();
     zone.free(hold, Order::HUGE).unwrap();
+    assert_eq!([front, hold, taken].map(Frame::index), [0, 512, 1024]);
     // As a thread sees it that searched before another one allocated the frame.
     zone.0.whole.set(taken.index() / 512);
     assert!(zone.alloc_run(1024, 512).is_err());
