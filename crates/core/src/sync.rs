@@ -24,7 +24,7 @@
 //! `table/pages` the chunks that are added later, which a thread acquires with the link into them.
 
 #[cfg(loom)]
-pub(crate) use modelled::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, in_all_orders};
+pub(crate) use modelled::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, explore, in_all_orders};
 
 /// Not counted: pointers are published by stores and loads only.
 #[cfg(not(loom))]

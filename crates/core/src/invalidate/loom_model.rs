@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::addr::{Iova, IovaRange};
-use crate::sync::Ordering;
+use crate::sync::{self, Ordering};
 use loom::sync::Arc;
 use loom::thread;
 use snapshot::Snapshot;
@@ -81,10 +81,8 @@ fn loom_a_ticket_does_not_complete_before_every_unit_has_flushed() {
 }
 
 fn explore_units(first: fn() -> Snapshot<2>, second: fn() -> Snapshot<2>) {
-    let mut model = loom::model::Builder::new();
     // With two units there are too many interleavings to try them all.
-    model.preemption_bound = Some(2);
-    model.check(move || {
+    sync::explore(Some(2), 1, move || {
         let inv = Arc::new(Invalidator::new(FanOut::new(first(), [second()])));
         let other = Arc::clone(&inv);
         let thread = thread::spawn(move || owner_of_units(&other, 1));
@@ -111,7 +109,7 @@ fn owner_of_units(inv: &Invalidator<FanOut<Snapshot<2>>>, page: usize) {
 /// the flight, or gathers.
 #[test]
 fn loom_a_single_request_does_not_complete_before_its_flush() {
-    loom::model(|| {
+    sync::explore(None, 2, || {
         let inv = Arc::new(Invalidator::new(Snapshot::<2>::new()));
         let single = |inv: &Invalidator<Snapshot<2>>, page: usize| {
             inv.queue().cleared[page].store(1, Ordering::Relaxed);
@@ -134,7 +132,7 @@ fn loom_a_single_request_does_not_complete_before_its_flush() {
 /// submitted.
 #[test]
 fn loom_no_more_batches_are_in_flight_than_the_queue_has_room_for() {
-    loom::model(|| {
+    sync::explore(None, 2, || {
         let inv = Arc::new(Invalidator::new(Stuck));
         let single = |inv: &Invalidator<Stuck>, page: u64| {
             inv.request_and_submit([Flush::from(
@@ -153,7 +151,7 @@ fn loom_no_more_batches_are_in_flight_than_the_queue_has_room_for() {
 /// complete.
 #[test]
 fn loom_a_request_completes_without_the_owner_that_made_it() {
-    loom::model(|| {
+    sync::explore(None, 2, || {
         let inv = Arc::new(Invalidator::new(Snapshot::<2>::new()));
         let other = Arc::clone(&inv);
         let thread = thread::spawn(move || request(&other, 1, false));
@@ -165,10 +163,9 @@ fn loom_a_request_completes_without_the_owner_that_made_it() {
 }
 
 fn explore(submits: bool, accepts: usize, aborts_at: Option<u64>) {
-    let mut model = loom::model::Builder::new();
     // With aborts there are too many interleavings to try them all.
-    model.preemption_bound = aborts_at.map(|_| 2);
-    model.check(move || {
+    let (preemptions, of_all_orders) = if aborts_at.is_some() { (Some(2), 1) } else { (None, 2) };
+    sync::explore(preemptions, of_all_orders, move || {
         let inv = Arc::new(Invalidator::new(Snapshot::<2>::with(accepts, aborts_at)));
         let other = Arc::clone(&inv);
         let thread = thread::spawn(move || owner(&other, 1, submits));

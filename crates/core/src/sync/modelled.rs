@@ -12,8 +12,9 @@
 //! tries one order of these two. [`in_all_orders`] has each operation preceded by a relaxed one on
 //! a word beside the atomic, which all of them change: so loom compares each with the last of the
 //! other thread. That orders no memory. It multiplies the time of a model, so those that it makes
-//! too long do without, or name the pair of operations whose orders matter (`frame/loom_models`:
-//! `Race`).
+//! too long are explored twice ([`explore`]): as loom does it, and in all orders with fewer
+//! preemptions. One is enough to come between a read and the change behind it. The models of frames
+//! name the pair of operations whose orders matter (`frame/loom_models`: `Race`).
 //!
 //! Loom shows no load that reads what is written later; nor, to a sequentially consistent load, an
 //! old value after a relaxed load that has read what the same thread wrote later. No structure here
@@ -34,6 +35,24 @@ pub(crate) fn in_all_orders<R>(check: impl FnOnce() -> R) -> R {
     let result = check();
     ALL_ORDERS.set(false);
     result
+}
+
+/// Explores `model` with at most `preemptions`, if they are limited, and then in all orders of the
+/// operations on each atomic with at most `of_all_orders`.
+pub(crate) fn explore(
+    preemptions: Option<usize>,
+    of_all_orders: usize,
+    model: impl Fn() + Sync + Send + 'static,
+) {
+    let model = std::sync::Arc::new(model);
+    let check = |preemptions| {
+        let mut builder = loom::model::Builder::new();
+        (builder.preemption_bound, builder.max_branches) = (preemptions, 20_000);
+        let model = std::sync::Arc::clone(&model);
+        builder.check(move || model());
+    };
+    check(preemptions);
+    in_all_orders(|| check(Some(of_all_orders)));
 }
 
 macro_rules! modelled {

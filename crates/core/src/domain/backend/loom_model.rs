@@ -10,6 +10,7 @@ use super::*;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange};
 use crate::domain::Backend;
+use crate::sync;
 use crate::table::{Table, VtdSecondStage};
 use loom::sync::Arc;
 use loom::thread;
@@ -35,9 +36,7 @@ fn strict_unmap(unit: &Unit, iova: u64) {
 }
 
 fn explore(pages: usize, preemptions: usize, model: impl Fn(Arc<Unit>) + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(move || {
+    sync::explore(Some(preemptions), 2, move || {
         let (walker, table) = Walker::new(pages);
         model(Arc::new(TableBackend::new("model", walker, Table::new(table, 3).unwrap())));
     });
