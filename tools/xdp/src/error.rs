@@ -198,6 +198,7 @@ fn permit(program: &str) -> String {
 }
 
 const EPERM: i32 = 1;
+const ENXIO: i32 = 6;
 const EACCES: i32 = 13;
 const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
@@ -362,7 +363,8 @@ impl SocketError {
     pub(crate) fn new(interface: &Interface, queue: u32, error: CallError) -> Self {
         let interface = interface.name().to_owned();
         match error.errno.raw() {
-            ENETDOWN | ENODEV => Self::Gone { interface, queue },
+            // ENXIO: the kernel has unbound the socket from the interface already.
+            ENETDOWN | ENODEV | ENXIO => Self::Gone { interface, queue },
             _ => Self::Call { interface, queue, error },
         }
     }

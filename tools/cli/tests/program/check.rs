@@ -369,7 +369,12 @@ fn files_that_cannot_be_used_are_named() {
         &["cannot open the image soft:/nonexistent/a", "No such"],
     );
     run(&["--suppress", "/nonexistent/b"], &["cannot read the suppressions in /nonexistent/b"]);
-    run(&["--report", "/nonexistent/c"], &["cannot write the report to /nonexistent/c"]);
+    // What was found is not lost: it is printed instead.
+    let ended = pinfold(&["check", "--report", "/nonexistent/c", "--", "true"]);
+    assert_eq!(ended.code, Some(125), "{ended:#?}");
+    for part in ["check: 0 commands", "cannot write the report to /nonexistent/c"] {
+        assert!(ended.err.contains(part), "{part}: {ended:#?}");
+    }
 }
 
 #[test]

@@ -48,6 +48,7 @@ const FIXES: &[(&str, &str)] = &[
     ("pinfold-bench ", "it is the measurement itself, as root"),
     ("apt-get install ", "it is a package of the distribution"),
     ("fuser -v {path}", "it names a program, and changes nothing"),
+    ("fuser -v {}", "it names a program, and changes nothing"),
     ("fuser -v {node}", "it names a program, and changes nothing"),
 ];
 
