@@ -11,6 +11,7 @@ use crate::sys::files::Roots;
 use crate::sys::iommufd::{self, Ioas};
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
+use pinfold_core::domain::BackendError;
 use pinfold_core::mem::DmaMemory;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -148,8 +149,9 @@ impl IommuContext for Iommufd {
         }
     }
 
-    fn unregister_memory(&self, memory: DmaMemory) {
+    fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         self.files().0.remove(&memory.addr());
+        Ok(())
     }
 
     fn limits(&self) -> Result<Limits, Errno> {
@@ -208,7 +210,7 @@ mod tests {
         }
         assert_eq!(start(0x10000, u64::MAX), None);
         // Another memory may be there next.
-        iommufd.unregister_memory(memory(0x10000, 0x4000));
+        iommufd.unregister_memory(memory(0x10000, 0x4000)).unwrap();
         assert_eq!(start(0x10000, 0x4000), None);
         assert_eq!(start(0x20000, 0x1000), Some(0));
     }

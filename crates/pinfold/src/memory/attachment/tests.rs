@@ -112,7 +112,7 @@ fn memory_that_cannot_be_unregistered_is_not_detached() {
     for policy in [MappingPolicy::Whole, MappingPolicy::PerUse] {
         let fake = FakeDomain::failing("unregister_memory", BackendError::NotRevoked);
         let mut attachments = Attachments::default();
-        attachments.add(Box::new(fake.clone()), memory, policy).unwrap();
+        attachments.add(Box::new(fake.clone()), memory, None, policy).unwrap();
         assert!(!attachments.detach_all(memory), "{policy:?}");
         assert_eq!(fake.steps().last(), Some(&"count_quarantined"));
     }
