@@ -1,6 +1,7 @@
 //! Standard output and standard error. A reader that closed its end of the pipe is not a failure.
 
 use rustix::fs::{fstat, makedev};
+use rustix::io::Errno;
 use serde::Serialize;
 use std::fmt;
 use std::io::{self, Write};
@@ -26,6 +27,14 @@ pub(crate) fn advice_or(error: &io::Error, otherwise: &'static str) -> &'static 
         io::ErrorKind::FileTooLarge => {
             ": larger than a file may be (`ulimit -f`, or the file system's limit)"
         }
+        _ => otherwise,
+    }
+}
+
+/// Returns what to do where no descriptor is left, to be appended to the error: else `otherwise`.
+pub(crate) fn files_or(error: &io::Error, otherwise: &'static str) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE) => ": raise the limit of open files (`ulimit -n`)",
         _ => otherwise,
     }
 }

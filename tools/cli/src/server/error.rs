@@ -14,7 +14,10 @@ pub(super) const MAX_PATH: usize = 107;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
     /// The address cannot be listened at.
-    #[error("cannot listen on {address}: {error}; name another address with --nbd")]
+    #[error(
+        "cannot listen on {address}: {error}{}",
+        output::files_or(error, "; name another address with --nbd")
+    )]
     Listen {
         /// The address.
         address: NbdAddress,
@@ -59,7 +62,7 @@ pub(crate) enum ServeError {
         reason: String,
     },
     /// The command of `--run` was not started, or is lost.
-    #[error("--run {command:?}: {error}")]
+    #[error("--run {command:?}: {error}{}", output::files_or(error, ""))]
     Run {
         /// The command.
         command: String,
@@ -115,10 +118,7 @@ pub(crate) enum ServeError {
         reason: String,
     },
     /// A system call of an event loop failed.
-    #[error(
-        "an event loop cannot work: {call}: {error}{}",
-        if error.raw_os_error() == Some(24) { "; raise `ulimit -n`" } else { "" } // EMFILE
-    )]
+    #[error("an event loop cannot work: {call}: {error}{}", output::files_or(error, ""))]
     EventLoop {
         /// The call.
         call: &'static str,

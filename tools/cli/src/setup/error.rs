@@ -3,6 +3,7 @@
 use super::stack::{MemoryError, StackError};
 use crate::args::foreign::ENGINE;
 use crate::args::target::SpecError;
+use crate::output;
 use crate::targets::nvme::QueueError;
 use crate::units::ByteSize;
 use pinfold::arena::BuildError;
@@ -256,7 +257,7 @@ fn hint(error: &io::Error) -> &'static str {
             ": it is in use: unmount it, or name another (lsblk shows the user)"
         }
         io::ErrorKind::ReadOnlyFilesystem => ": name a path on another file system",
-        _ => "",
+        _ => output::files_or(error, ""),
     }
 }
 

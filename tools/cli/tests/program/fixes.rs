@@ -343,3 +343,25 @@ fn a_limit_of_open_files_is_not_the_drivers_refusal() {
     }
     assert!(named > 0, "no call was refused");
 }
+
+#[test]
+fn a_limit_of_open_files_is_named_by_every_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("in");
+    std::fs::write(&source, [7; 4096]).unwrap();
+    let (source, out) = (source.display(), folder.path().join("out"));
+    let copy = format!("copy {source} {} --force", out.display());
+    for line in [&copy, "serve soft:1M --run true"] {
+        let mut named = 0;
+        for files in 5..12 {
+            let by = format!("--nofile={files}:4096");
+            let ended = run_in(&["prlimit", &by], "true", line);
+            if ended.err.contains("Too many open files") {
+                assert!(ended.err.contains("ulimit -n"), "{line}, {files}: {ended:?}");
+                run_in(&["prlimit", &by], "ulimit -n 64", line).ok();
+                named += 1;
+            }
+        }
+        assert!(named > 0, "{line}: no call was refused");
+    }
+}
