@@ -91,16 +91,18 @@ mod tests {
         going.memory.iter().map(|span| (span.first, span.last)).collect()
     }
 
+    const NONE: [(u64, u64); 0] = [];
+
     #[test]
     fn lengths_are_rounded_up_to_pages() {
         for number in [libc::SYS_munmap, libc::SYS_madvise, libc::SYS_mmap] {
             assert_eq!(spans(number, [0x10000, 1, 4, 0, 0, 0]), [(0x10000, 0x10fff)]);
             assert_eq!(spans(number, [0x10000, 0x2000, 4, 0, 0, 0]), [(0x10000, 0x11fff)]);
-            assert_eq!(spans(number, [0x10000, 0, 4, 0, 0, 0]), []);
+            assert_eq!(spans(number, [0x10000, 0, 4, 0, 0, 0]), NONE);
             // These fail.
-            assert_eq!(spans(number, [0x10000, u64::MAX, 4, 0, 0, 0]), []);
-            assert_eq!(spans(number, [0x10000, 1 << 56, 4, 0, 0, 0]), []);
-            assert_eq!(spans(number, [0x10800, 0x1000, 4, 0, 0, 0]), []);
+            assert_eq!(spans(number, [0x10000, u64::MAX, 4, 0, 0, 0]), NONE);
+            assert_eq!(spans(number, [0x10000, 1 << 56, 4, 0, 0, 0]), NONE);
+            assert_eq!(spans(number, [0x10800, 0x1000, 4, 0, 0, 0]), NONE);
         }
     }
 
@@ -109,14 +111,14 @@ mod tests {
         let remap =
             |old, new, flags, to| spans(libc::SYS_mremap, [0x10000, old, new, flags, to, 0]);
         assert_eq!(remap(0x3000, 0x1000, 1, 0), [(0x11000, 0x12fff)]);
-        assert_eq!(remap(0x3000, 0x3000, 1, 0), []);
-        assert_eq!(remap(0x3000, 0x4000, 0, 0), [], "in place, or not at all");
+        assert_eq!(remap(0x3000, 0x3000, 1, 0), NONE);
+        assert_eq!(remap(0x3000, 0x4000, 0, 0), NONE, "in place, or not at all");
         assert_eq!(remap(0x3000, 0x4000, 1, 0), [(0x10000, 0x12fff)]);
         let fixed = remap(0x1000, 0x2000, 3, 0x80000);
         assert_eq!(fixed, [(0x10000, 0x10fff), (0x80000, 0x81fff)]);
         // These fail.
-        assert_eq!(remap(0, 0x2000, 3, 0x80000), []);
-        assert_eq!(remap(0x1000, 0x2000, 3, 0x80800), []);
+        assert_eq!(remap(0, 0x2000, 3, 0x80000), NONE);
+        assert_eq!(remap(0x1000, 0x2000, 3, 0x80800), NONE);
     }
 
     #[test]
@@ -131,9 +133,9 @@ mod tests {
         let part = spans(libc::SYS_fallocate, [own, 3, 0x1000, 0x1000, 0, 0]);
         assert_eq!(part, [(first + 0x1000, first + 0x1fff)]);
         assert_eq!(spans(libc::SYS_ftruncate, [own, 0x3000, 0, 0, 0, 0]), [(first + 0x3000, last)]);
-        assert_eq!(spans(libc::SYS_ftruncate, [own, 0x4000, 0, 0, 0, 0]), []);
+        assert_eq!(spans(libc::SYS_ftruncate, [own, 0x4000, 0, 0, 0, 0]), NONE);
         // A file that is not mapped, and none.
-        assert_eq!(spans(libc::SYS_ftruncate, [fd(file.as_raw_fd()), 0, 0, 0, 0, 0]), []);
-        assert_eq!(spans(libc::SYS_ftruncate, [fd(-1), 0, 0, 0, 0, 0]), []);
+        assert_eq!(spans(libc::SYS_ftruncate, [fd(file.as_raw_fd()), 0, 0, 0, 0, 0]), NONE);
+        assert_eq!(spans(libc::SYS_ftruncate, [fd(-1), 0, 0, 0, 0, 0]), NONE);
     }
 }
