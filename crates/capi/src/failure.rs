@@ -161,12 +161,14 @@ pub(crate) unsafe fn store<T>(out: *mut T, value: T, name: &str) -> Result<(), F
 }
 
 /// Refuses a null pointer before anything is done.
+#[inline(always)]
 pub(crate) fn check_out<T>(out: *const T, name: &str) -> Result<(), Failure> {
-    if out.is_null() {
-        Err(fail!(EFAULT, "`{name}` is NULL: this parameter is needed"))
-    } else {
-        Ok(())
-    }
+    if out.is_null() { Err(missing(name)) } else { Ok(()) }
+}
+
+#[cold]
+fn missing(name: &str) -> Failure {
+    fail!(EFAULT, "`{name}` is NULL: this parameter is needed")
 }
 
 /// Stores a text, as `snprintf` does: with its end, cut off to fit; returns its whole length.

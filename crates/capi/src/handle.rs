@@ -11,6 +11,9 @@
 //! handle: a second thread is refused with `EBUSY`). An object is removed when no call uses it:
 //! `EBUSY` otherwise. Each is one compare-exchange at the start of a call and one write at its
 //! end.
+//!
+//! A slot has the handle of its object, so that a call compares the whole of it; only one that
+//! differs is taken apart, for the message.
 
 use crate::failure::{Failure, fail};
 use crate::process::{self, Refused};
@@ -21,10 +24,10 @@ use std::ptr::without_provenance_mut;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 #[cfg(not(handle_model))]
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 #[cfg(handle_model)]
-use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Bits 63 to 56 of every handle.
 const MARK: u64 = 0x50;
@@ -52,6 +55,8 @@ const LAST_GENERATION: u64 = (1 << GENERATION_BITS) - 2;
 /// One object. Its word has the generation (odd while there is an object) and the calls in it.
 struct Slot<T> {
     word: AtomicU64,
+    /// The handle of the object; 0 while there is none.
+    name: AtomicUsize,
     object: UnsafeCell<Option<T>>,
 }
 
@@ -154,7 +159,11 @@ impl<T: Send + 'static> Table<T> {
         };
         let chunk = self.chunks.get(index as usize / CHUNK).map(|chunk| {
             chunk.get_or_init(|| {
-                let vacant = || Slot { word: AtomicU64::new(0), object: UnsafeCell::new(None) };
+                let vacant = || Slot {
+                    word: AtomicU64::new(0),
+                    name: AtomicUsize::new(0),
+                    object: UnsafeCell::new(None),
+                };
                 std::iter::repeat_with(vacant).take(CHUNK).collect()
             })
         });
@@ -165,15 +174,18 @@ impl<T: Send + 'static> Table<T> {
         // SAFETY: the slot is vacant (its generation is even, so no call enters it), and its index
         // was taken from the list of vacant ones by this thread alone.
         unsafe { *slot.object.get() = Some(object) };
-        // Release: whoever sees the generation sees the object.
+        let handle: *mut T = Parts { kind: self.kind, generation, index }.encode();
+        slot.name.store(handle.addr(), Ordering::Relaxed);
+        // Release: whoever sees the generation sees the object and its name.
         slot.word.store(generation << GENERATION_SHIFT, Ordering::Release);
-        Ok(Parts { kind: self.kind, generation, index }.encode())
+        Ok(handle)
     }
 
     /// Returns the object for use beside other threads.
     ///
     /// # Errors
     /// `EBADF`: no such object. `EBUSY`: it is being destroyed.
+    #[inline(always)]
     pub(crate) fn get(&self, handle: *mut T) -> Result<Use<'_, T>, Failure>
     where
         T: Sync,
@@ -193,7 +205,41 @@ impl<T: Send + 'static> Table<T> {
         self.enter(handle, true)
     }
 
+    #[inline(always)]
     fn enter(&self, handle: *mut T, wait: bool) -> Result<Use<'_, T>, Failure>
+    where
+        T: Sync,
+    {
+        if let Some((slot, word)) = self.named(handle)
+            && word & EXCLUSIVE == 0
+            // Acquire: as below.
+            && slot
+                .word
+                .compare_exchange(word, word + 1, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+        {
+            return self.entered(slot, word >> GENERATION_SHIFT);
+        }
+        self.enter_slowly(handle, wait)
+    }
+
+    /// Returns the object of a slot, in whose word this call is counted.
+    #[inline(always)]
+    fn entered<'t>(&self, slot: &'t Slot<T>, generation: u64) -> Result<Use<'t, T>, Failure> {
+        // SAFETY: the slot has this generation and no exclusive user, and none enters before the
+        // `Use` has left, which holds a count. So there is an object.
+        match unsafe { &*slot.object.get() } {
+            Some(object) => Ok(Use { slot, object }),
+            None => {
+                slot.word.fetch_sub(1, Ordering::Release);
+                Err(self.stale(generation))
+            }
+        }
+    }
+
+    /// As [`enter`](Self::enter), with a message where it fails.
+    #[cold]
+    fn enter_slowly(&self, handle: *mut T, wait: bool) -> Result<Use<'_, T>, Failure>
     where
         T: Sync,
     {
@@ -218,15 +264,7 @@ impl<T: Send + 'static> Table<T> {
                 Ordering::Acquire,
                 Ordering::Relaxed,
             ) {
-                // SAFETY: the slot has this generation and no exclusive user, and none enters
-                // before the `Use` has left, which holds a count. So there is an object.
-                Ok(_) => match unsafe { &*slot.object.get() } {
-                    Some(object) => return Ok(Use { slot, object }),
-                    None => {
-                        slot.word.fetch_sub(1, Ordering::Release);
-                        return Err(self.stale(generation));
-                    }
-                },
+                Ok(_) => return self.entered(slot, generation),
                 Err(now) => word = now,
             }
         }
@@ -236,10 +274,28 @@ impl<T: Send + 'static> Table<T> {
     ///
     /// # Errors
     /// `EBADF`: no such object. `EBUSY`: another call uses it.
+    #[inline(always)]
     pub(crate) fn get_mut(&self, handle: *mut T) -> Result<Exclusive<'_, T>, Failure> {
-        let (slot, generation) = self.find(handle)?;
-        self.lock(slot, generation)?;
-        // SAFETY: `lock` has excluded all others until the `Exclusive` leaves.
+        let (slot, generation) = match self.named(handle) {
+            // Acquire: what earlier calls did with the object comes before.
+            Some((slot, word))
+                if word & (EXCLUSIVE | (EXCLUSIVE - 1)) == 0
+                    && slot
+                        .word
+                        .compare_exchange(
+                            word,
+                            word | EXCLUSIVE,
+                            Ordering::Acquire,
+                            Ordering::Relaxed,
+                        )
+                        .is_ok() =>
+            {
+                (slot, word >> GENERATION_SHIFT)
+            }
+            _ => self.lock_slowly(handle)?,
+        };
+        // SAFETY: the compare-exchange, here or in `lock`, has excluded all others until the
+        // `Exclusive` leaves.
         match unsafe { &mut *slot.object.get() } {
             Some(object) => Ok(Exclusive { slot, object, generation }),
             None => {
@@ -267,6 +323,7 @@ impl<T: Send + 'static> Table<T> {
         // SAFETY: still excluded from `get_mut` on.
         let removed = unsafe { (*slot.object.get()).take() };
         let next = generation + 1;
+        slot.name.store(0, Ordering::Relaxed);
         slot.word.store(next << GENERATION_SHIFT, Ordering::Release);
         if next < LAST_GENERATION
             && let Some(Parts { index, .. }) = Parts::of(handle)
@@ -274,6 +331,28 @@ impl<T: Send + 'static> Table<T> {
             self.vacant.lock().unwrap_or_else(PoisonError::into_inner).used.push_back(index);
         }
         removed.ok_or_else(|| self.stale(generation))
+    }
+
+    /// Returns the slot whose object has this handle, and its word. A change of that word means that
+    /// the object may be another one: the name that was read belongs to it, or to a later word.
+    #[inline(always)]
+    fn named(&self, handle: *mut T) -> Option<(&Slot<T>, u64)> {
+        let index = handle.addr() & ((1 << INDEX_BITS) - 1);
+        let slot = self.chunks.get(index / CHUNK)?.get()?.get(index % CHUNK)?;
+        // Acquire: the name was stored before.
+        let word = slot.word.load(Ordering::Acquire);
+        // A vacant slot has the name of a null handle.
+        let is_vacant = word >> GENERATION_SHIFT & 1 == 0;
+        let is_named = slot.name.load(Ordering::Relaxed) == handle.addr();
+        (is_named && !is_vacant).then_some((slot, word))
+    }
+
+    /// Excludes all others from the object, with a message where that fails.
+    #[cold]
+    fn lock_slowly(&self, handle: *mut T) -> Result<(&Slot<T>, u64), Failure> {
+        let (slot, generation) = self.find(handle)?;
+        self.lock(slot, generation)?;
+        Ok((slot, generation))
     }
 
     fn find(&self, handle: *mut T) -> Result<(&Slot<T>, u64), Failure> {
@@ -375,6 +454,7 @@ impl<T> Deref for Use<'_, T> {
 }
 
 impl<T> Drop for Use<'_, T> {
+    #[inline(always)]
     fn drop(&mut self) {
         // Release: what this call did comes before its destruction.
         self.slot.word.fetch_sub(1, Ordering::Release);
@@ -402,6 +482,7 @@ impl<T> DerefMut for Exclusive<'_, T> {
 }
 
 impl<T> Drop for Exclusive<'_, T> {
+    #[inline(always)]
     fn drop(&mut self) {
         unlock(self.slot, self.generation);
     }
@@ -445,6 +526,26 @@ mod tests {
         assert_eq!(table.get_mut(first).err().unwrap().errno(), libc::EBADF);
         assert_eq!(table.remove(first, |_| Ok(())).err().unwrap().errno(), libc::EBADF);
         assert_eq!(*table.get(second).unwrap(), 8);
+    }
+
+    /// Its name is that of the slots that have no object.
+    #[test]
+    fn a_null_handle_is_none_of_a_vacant_slot() {
+        let table: Table<u32> = Table::new(1, "number");
+        let null = std::ptr::null_mut();
+        let refused = |table: &Table<u32>| {
+            assert!(table.named(null).is_none());
+            assert_eq!(table.get(null).err().unwrap().errno(), libc::EBADF);
+            assert_eq!(table.get_mut(null).err().unwrap().errno(), libc::EBADF);
+        };
+        refused(&table);
+        let first = table.insert(7).unwrap();
+        refused(&table);
+        assert!(table.named(first).is_some());
+        table.remove(first, |_| Ok(())).unwrap();
+        assert!(table.named(first).is_none());
+        refused(&table);
+        assert_eq!(*table.get(table.insert(8).unwrap()).unwrap(), 8);
     }
 
     #[test]
