@@ -1,0 +1,7 @@
+//! What the shared library is linked with, whichever tool links it.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    // Its threads run its code to the end of the process, so `dlclose` leaves it where it is.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+}
