@@ -13,6 +13,7 @@ use pinfold_core::known_bad::{self, Mistake};
 use pinfold_model::state::{BUFFERS, WINDOWS};
 use recorder::{Event, Memory};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Numbers that look random.
 struct Random(u64);
@@ -119,8 +120,8 @@ fn trace_of_windows(seed: u64) -> Vec<Event> {
                 }
             }
             (3, _) => {
-                if let Some((number, _)) =
-                    revoked[at].take_if(|(_, ticket)| backend.wait(*ticket, Wait::Not).is_ready_and_ok())
+                if let Some((number, _)) = revoked[at]
+                    .take_if(|(_, ticket)| backend.wait(*ticket, Wait::Not).is_ready_and_ok())
                 {
                     drop(Memory(number));
                     free.push(number);

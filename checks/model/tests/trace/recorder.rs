@@ -312,7 +312,7 @@ pub fn pinned() -> (TableBackend<Recorded, Shared>, Shared, [IovaRange; WINDOWS]
     let backend = backend(&queue);
     let range = |window: u64| IovaRange::new(Iova::new(window * WINDOW), PAGE).expect("a range");
     let access = Access::READ | Access::WRITE;
-    backend.map(range(3), Memory(BUFFERS as u8).pages(), access).expect("a map");
+    backend.map(range(3), Memory(BUFFERS as u8).pages(), access, None).expect("a map");
     begin([WINDOW, 2 * WINDOW]);
     (backend, queue, [range(1), range(2)])
 }
