@@ -149,6 +149,14 @@ impl IommuContext for Iommufd {
         }
     }
 
+    /// Whatever was there has no file of this memory.
+    fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        let end = memory.addr().saturating_add(memory.len());
+        let beside = |start: usize, len: usize| start >= end || start + len <= memory.addr();
+        self.files().0.retain(|start, (len, _)| beside(*start, *len));
+        Ok(())
+    }
+
     fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         self.files().0.remove(&memory.addr());
         Ok(())
@@ -213,6 +221,13 @@ mod tests {
         iommufd.unregister_memory(memory(0x10000, 0x4000)).unwrap();
         assert_eq!(start(0x10000, 0x4000), None);
         assert_eq!(start(0x20000, 0x1000), Some(0));
+        // Also where the last one was not unregistered, because a device may reach it.
+        for beside in [0x1f000, 0x21000] {
+            iommufd.register_memory(memory(beside, 0x1000)).unwrap();
+            assert_eq!(start(0x20000, 0x1000), Some(0));
+        }
+        iommufd.register_memory(memory(0x1f000, 0x1001)).unwrap();
+        assert_eq!(start(0x20000, 0x1000), None);
     }
 
     /// `/dev/null` knows neither call, as a kernel before 6.13 does not know the first.
