@@ -31,6 +31,8 @@ pub(super) struct Mock {
     pub(super) sticks_for_good: AtomicBool,
     /// Panics instead of registering a waker.
     pub(super) wake_panics: AtomicBool,
+    /// How many more checks panic.
+    pub(super) check_panics: AtomicU64,
     /// Wakes at once, whatever has completed.
     pub(super) wakes_at_once: AtomicBool,
     pub(super) wakes: AtomicU64,
@@ -115,6 +117,9 @@ impl Backend for Mock {
 
 impl Mock {
     fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
+        let left = self.check_panics.load(Ordering::SeqCst);
+        self.check_panics.store(left.saturating_sub(1), Ordering::SeqCst);
+        assert_eq!(left, 0, "a backend");
         if self.done.load(Ordering::SeqCst) >= ticket.0 {
             return Poll::Ready(Ok(()));
         }

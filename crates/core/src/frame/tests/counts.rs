@@ -122,6 +122,21 @@ fn the_watermark_is_exact_beside_owners_that_have_not_added_their_counts() {
     }
 }
 
+/// However an owner allocates, the zone knows what it has taken, but for about 1/256 of the frames
+/// and what it has claimed at once: the watermarks rely on that.
+#[test]
+fn an_owner_that_only_allocates_adds_its_counts() {
+    for order in [Order::PAGE, order(3), Order::HUGE] {
+        let zone = zone_with_low(512 * 100, 256);
+        let mut local = zone.local();
+        for taken in (1..=30_000).step_by(order.frames() as usize) {
+            local.alloc(order).unwrap();
+            let known = 512 * 100 - zone.0.available();
+            assert!(known.abs_diff(taken) < 1_000, "{order:?}: {known} of {taken}");
+        }
+    }
+}
+
 /// Pressure begins with the call that reaches a watermark, and not later, when its counts are
 /// added, after others have freed enough.
 #[test]

@@ -67,3 +67,20 @@ fn a_revocation_releases_what_was_late() {
     assert_eq!(domain.stats().deferred, 0);
     drop(revoked);
 }
+
+/// A task that waits for a flush is woken by the queue.
+#[test]
+fn a_waker_reaches_the_queue() {
+    struct Count(AtomicU64);
+    impl std::task::Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let count = Arc::new(Count(AtomicU64::new(0)));
+    let backend = paged(8, Scattered::default());
+    for until in [Until::Completion, Until::Deadline] {
+        backend.wake(Ticket(1), until, &Arc::clone(&count).into());
+    }
+    assert_eq!(count.0.load(Ordering::SeqCst), 2, "at once, as that queue does");
+}
