@@ -153,7 +153,7 @@ fn is_left_out(attrs: &[Attribute]) -> bool {
         };
         path.is_ident("test")
             || (path.is_ident("cfg")
-                && ["test", "loom", "count", "debug_assertions", "not"]
+                && ["test", "loom", "count", "bench", "debug_assertions", "not"]
                     .iter()
                     .any(|word| text.contains(word)))
             || text.contains("naked")
