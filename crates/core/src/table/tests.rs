@@ -382,3 +382,11 @@ fn a_million_mappings_leave_nothing_but_the_root() {
     assert!(b.table.stats().in_use <= 3);
     b.is_pristine();
 }
+
+/// There is a page for the upper of two levels, and none for the lower one.
+#[test]
+fn a_map_that_lacks_a_page_gives_back_those_that_it_has_linked() {
+    let b: Bench = bench(2, 3);
+    assert_eq!(b.map(0, 0, K4), Err(full(2)));
+    b.is_pristine();
+}

@@ -50,6 +50,31 @@ fn scattered_memory_is_contiguous_for_the_device() {
     assert_eq!((drops.load(Ordering::SeqCst), mock.flushes.load(Ordering::SeqCst)), (2, 1));
 }
 
+/// Memory at an address, of which nothing is used.
+struct Nowhere(usize, usize);
+
+// SAFETY: nothing touches the memory.
+unsafe impl Pinned for Nowhere {
+    fn memory(&self) -> DmaMemory<'_> {
+        let base = core::ptr::NonNull::without_provenance(self.0.try_into().unwrap());
+        // SAFETY: as above.
+        unsafe { DmaMemory::from_raw(base, self.1) }
+    }
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
+        None
+    }
+}
+
+#[test]
+fn memory_that_is_not_whole_pages_is_refused() {
+    for (addr, len) in [(4096, 0), (4096, 4095), (4096, 4097), (4097, 4096), (8191, 8192)] {
+        let (mock, domain, _) = domain();
+        let refused = domain.map(Nowhere(addr, len), FromDevice).unwrap_err();
+        assert_eq!(refused.error, BackendError::NotPages { addr, len });
+        assert!(refused.payload.is_some() && mock.pages.lock().is_empty());
+    }
+}
+
 #[test]
 fn a_buffer_is_one_extent() {
     let (mock, domain, drops) = domain();

@@ -462,6 +462,31 @@ fn fragments_share_a_page_and_the_last_one_frees_it() {
 }
 
 #[test]
+fn what_the_consumer_has_counted_stays_when_the_pool_ends() {
+    for destroy in [true, false] {
+        let heap = Heap::new(2 << 20);
+        let mut pool = heap.pool(Config::default());
+        for _ in 0..3 {
+            let page = pool.alloc().unwrap();
+            pool.recycle(page);
+        }
+        let counts = pool.counts();
+        assert!(counts.fast > 0 && counts.cached > 0, "{counts:?}");
+        let ended = if destroy { pool.destroy() } else { pool.close() }.counts();
+        assert_eq!((ended.fast, ended.cached), (counts.fast, counts.cached));
+    }
+}
+
+#[test]
+fn a_fragment_that_fits_exactly_is_of_the_open_page() {
+    let heap = Heap::new(2 << 20);
+    let mut pool = heap.pool(Config { max_len: 3072, ..Config::default() });
+    let cut: Vec<_> = (0..4).map(|_| pool.alloc_fragment(1024).unwrap()).collect();
+    let at: Vec<_> = cut.iter().map(|fragment| fragment.iova().raw() - IOVA).collect();
+    assert_eq!(at, [0, 1024, 2048, 4096]);
+}
+
+#[test]
 fn only_bytes_that_the_device_may_have_written_are_synced() {
     #[derive(Default)]
     struct Seen(Mutex<Vec<(bool, u64, usize)>>);
