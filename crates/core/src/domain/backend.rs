@@ -12,6 +12,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::task::{Poll, Waker};
 
+mod deferred;
 mod extent;
 #[cfg(all(test, loom))]
 mod loom_model;

@@ -2,8 +2,8 @@
 //! it and requesting a flush of an [`Invalidator`]. It pins the table page of each window.
 
 use super::super::error::BackendError;
-use super::super::late::DeferredReclaim;
 use super::super::stats::BackendStats;
+use super::deferred::DeferredReclaim;
 use super::extent::{LastExtent, PhysTranslator};
 use super::{Backend, Properties, Revocation, Until, Wait};
 use crate::access::Access;

@@ -1,8 +1,8 @@
+use super::deferred::DeferredReclaim;
 use super::extent::LastExtent;
 use super::*;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PhysAddr, PhysRange};
-use crate::domain::late::DeferredReclaim;
 use crate::domain::{Backend, BackendError, Generation, Generations, PhysExtent};
 use crate::invalidate::{
     Descriptor, Flush, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitError, WaitLimit,
