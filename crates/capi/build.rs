@@ -3,5 +3,5 @@
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     // Its threads run its code to the end of the process, so `dlclose` leaves it where it is.
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    println!("cargo:rustc-link-arg=-Wl,-z,nodelete");
 }
