@@ -155,7 +155,10 @@ int main(void) {
         for (int left = poll_driver(&driver, done, DEPTH); left > 0; left--) {
             uint32_t slot = pf_token_slot(done[left - 1].token);
             last = driver.slots[slot].source;
-            if (done[left - 1].result != DONE || done[left - 1].end != PF_END_QUIESCED ||
+            if (done[left - 1].end != PF_END_QUIESCED)
+                return fprintf(stderr, "the engine still reaches a copy: end %u\n",
+                               (unsigned int)done[left - 1].end), 1;
+            if (done[left - 1].result != DONE ||
                 memcmp(last, driver.slots[slot].target, BYTES) != 0)
                 return fprintf(stderr, "a copy failed\n"), 1;
             free_buffers[n_free++] = last;

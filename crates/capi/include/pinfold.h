@@ -4,11 +4,11 @@
  *
  * A function returns 0 or a positive result, or -errno; pf_strerror_last() has the sentence that
  * belongs to it. What a function makes is stored through its last parameter. An object ends with the
- * function `*_destroy` of its kind; put, free and recycle are for blocks, memory and pages. Handles are opaque: one that is stale, of another kind or destroyed twice gives
- * -EBADF, and one that another thread is destroying or using alone -EBUSY. A call that "allocates"
- * gives -ENOMEM where there is no memory for what follows the caller's numbers; without memory for
- * the small rest, which does not (an object, a message), it ends the process. Made from the
- * library's source: do not edit.
+ * function `*_destroy` of its kind; put, free and recycle are for blocks, memory and pages. Handles
+ * are opaque: one that is stale, of another kind or destroyed twice gives -EBADF, and one that another
+ * thread is destroying or using alone -EBUSY. A call that "allocates" gives -ENOMEM where there is no
+ * memory for what follows the caller's numbers; without memory for the small rest, which does not (an
+ * object, a message), it ends the process. Made from the library's source: do not edit.
  *
  * A struct that may grow begins with `struct_size`: set it to its sizeof, and all else that is not
  * needed to 0. The others stay as they are while the library has this soname.
@@ -39,7 +39,9 @@
  *             objects only: give no memory to two of them.
  * descriptors Those of the library are not the program's to close: closefrom() and the like come
  *             before the first call. Afterwards a call that needs one fails, or uses what the program
- *             has opened in its place.
+ *             has opened in its place. One that a call has returned is a duplicate of the library's:
+ *             a program that closes it stops only itself from waiting for it, and what it opens in
+ *             its place stays open (where the kernel has kcmp()).
  * identity    setuid(), chroot(), chdir(), umask() and limits may change: what exists is not
  *             affected, what is created later is subject to the new ones. */
 
@@ -244,7 +246,9 @@
 #define PF_MOST_PAYLOADS 8
 
 /*
- In pf_done.end: no device reaches the payloads of the request.
+ In pf_done.end: no device reaches the payloads of the request by its mappings. Devices reach whole
+ pages of 4096 bytes: bytes of a page of which another request or mapping has a part are reached
+ until that has ended too.
  */
 #define PF_END_QUIESCED 0
 
@@ -562,6 +566,36 @@ struct pf_bar {
 };
 
 /*
+ Options of a domain behind the software IOMMU, for tests of what a program does when revocations
+ go wrong. Set `struct_size` to its sizeof, and what is not needed to 0.
+ */
+struct pf_domain_soft_opts {
+  /*
+   sizeof(struct pf_domain_soft_opts).
+   */
+  size_t struct_size;
+  /*
+   How many nanoseconds a flush takes; 0: 1 us.
+   */
+  uint64_t flush_ns;
+  /*
+   How many nanoseconds a call waits for a flush before it is late (pf_unmap(), tickets); 0: 5 s.
+   A request loop has a limit of its own (pf_requests_opts.flush_ns).
+   */
+  uint64_t timeout_ns;
+  /*
+   The first flush, counted from 1, that never completes, as those after it: a request is
+   PF_END_LATE for good. 0: none.
+   */
+  uint64_t hang_from;
+  /*
+   The first flush, counted from 1, that the IOMMU refuses for good: it has failed, and a request
+   is PF_END_LOST. 0: none.
+   */
+  uint64_t fail_from;
+};
+
+/*
  Options of a domain for real devices. Set `struct_size` to its sizeof, and what is not needed to
  0.
  */
@@ -652,6 +686,16 @@ struct pf_held {
    Bytes of whole arenas and registrations, of any domain, that could not be unmapped.
    */
   uint64_t process_bytes;
+  /*
+   Requests that a program has given up (pf_requests_lost()), which their device may still work
+   on: their memory stays in use until pf_requests_completed() or pf_requests_stopped(), and for
+   good where their loop has ended.
+   */
+  uint64_t lost;
+  /*
+   The bytes of the pages of their payloads.
+   */
+  uint64_t lost_bytes;
 };
 
 /*
@@ -1003,7 +1047,7 @@ struct pf_requests_opts {
   uint32_t depth;
   /*
    How many more may wait for their flush, be late or lost; 0: as many as `depth`. Both
-   together are at most 1048576.
+   together are at most 1048576, and each needs some 1.2 kB, which are allocated at once.
    */
   uint32_t held;
   /*
@@ -1024,7 +1068,8 @@ struct pf_requests_opts {
 struct pf_payload {
   /*
    The memory: any bytes of one allocation of an arena in the domain, of one block, or of one
-   registration.
+   registration. Of a block it is checked that they are its pool's, not where it ends. The
+   device reaches the whole pages of 4096 bytes around them.
    */
   void *va;
   /*
@@ -1272,7 +1317,7 @@ int pf_iova(struct pf_domain_t *domain, const void *va, size_t len, uint64_t *io
  @arena: the arena.
  @region: where the description is stored; its `struct_size` is set before.
 
- Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF.
+ Return: 0, or -errno: EINVAL (`struct_size`); EMFILE; EFAULT; EBADF.
  Thread: any. Since 0.2.
 
  */
@@ -1372,16 +1417,18 @@ int pf_put_bulk(struct pf_cache_t *cache,
 
  @domain: a domain of pf_domain_create(), in which it is opened; or one to which it is attached
  (pf_domain_vfio(), pf_domain_attach()).
- @bdf: the device's address, as "0000:01:00.0"; of one that is attached, as it was attached.
+ @bdf: the device's address, as "0000:01:00.0"; or another form of it.
  @out: where the handle is stored.
 
- Return: 0, or -errno: ENODEV, EACCES and what the kernel returns; EBUSY (it is open already);
- ENOTSUP (a software domain); EINVAL (`bdf`); EBADF; EFAULT; ENFILE. The message names the step
+ Return: 0, or -errno: ENODEV, EACCES and what the kernel returns; EBUSY (it is open already, or
+ attached to another domain of the process); ENOTSUP (a software domain); EINVAL (`bdf`); EBADF; EFAULT; ENFILE. The message names the step
  that is missing.
  Thread: any. Allocates. Ends with pf_device_destroy(). Since 0.2.
 
  */
-int pf_device_open(struct pf_domain_t *domain, const char *bdf, struct pf_device_t **out) PF_CHECKED;
+int pf_device_open(struct pf_domain_t *domain,
+                   const char *bdf,
+                   struct pf_device_t **out) PF_CHECKED;
 
 /*
  Ends a driver: the device no longer reaches memory, its interrupts are disabled and their
@@ -1456,7 +1503,7 @@ int pf_device_config_write(struct pf_device_t *device,
  (some are enabled: disable them first); EFAULT; EBADF; what the kernel returns. Nothing has
  changed then.
  Thread: any. Takes a lock. Ownership: the descriptors are the device's: read them, and do not
- close them. Since 0.2.
+ close them. Each is two of the process's. Since 0.2.
 
  */
 int pf_device_irqs(struct pf_device_t *device, unsigned int n, int *fds) PF_CHECKED;
@@ -1474,7 +1521,9 @@ int pf_device_bus_master(struct pf_device_t *device, unsigned int on) PF_CHECKED
 
 /*
  Resets a device: it has lost its state, and accesses no memory until it is set up again. For a
- loop of requests, pf_requests_stopped() says so.
+ loop of requests, pf_requests_stopped() says so. What the kernel has set up is as before: bus
+ mastering is on if it was, the registers stay mapped, and the interrupts enabled, with the same
+ descriptors.
 
  @device: the device.
 
@@ -1497,14 +1546,28 @@ int pf_device_reset(struct pf_device_t *device) PF_CHECKED;
 int pf_domain_soft(struct pf_domain_t **out) PF_CHECKED;
 
 /*
+ Creates a domain as pf_domain_soft() does, whose IOMMU is slow or goes wrong.
+
+ @opts: the options; NULL: the defaults.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: ENOMEM; EINVAL (`struct_size`); E2BIG (fields of a newer version); EFAULT
+ (`out` is NULL); ENFILE (65,536 domains exist).
+ Thread: any. Allocates. Ends with pf_domain_destroy(). Since 0.2.
+
+ */
+int pf_domain_soft_with(const struct pf_domain_soft_opts *opts, struct pf_domain_t **out) PF_CHECKED;
+
+/*
  Opens a PCI device through VFIO, and creates the domain that it is in.
 
  @bdf: the device's address, as "0000:01:00.0". It must be bound to vfio-pci (`pinfold bind`).
  @iommu: the kernel's interface: PF_IOMMU_*; 0: PF_IOMMU_BEST.
  @out: where the handle is stored.
 
- Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and what the kernel returns; EINVAL (`bdf`, or an
- unknown `iommu`); EFAULT. The message names the step that is missing.
+ Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and what the kernel returns; EBUSY (this process has
+ it already: in another domain, or by pf_device_open()); EINVAL (`bdf`, or an unknown `iommu`);
+ EFAULT. The message names the step that is missing.
  Thread: any. Allocates. Ends with pf_domain_destroy(), after which the device is reset. Since
  0.2.
 
@@ -1543,20 +1606,22 @@ int pf_domain_create(const struct pf_domain_opts *opts, struct pf_domain_t **out
  @domain: the domain.
  @bdf: the device's address.
 
- Return: 0, or -errno: as pf_domain_vfio(); EEXIST (it is attached); ENOTSUP (a software domain).
+ Return: 0, or -errno: as pf_domain_vfio(); EEXIST (it is attached to this domain); ENOTSUP (a
+ software domain).
  Thread: any. Allocates. Since 0.2.
 
  */
 int pf_domain_attach(struct pf_domain_t *domain, const char *bdf) PF_CHECKED;
 
 /*
- Detaches a device from its domain: it is reset, and reaches nothing any more. A controller that
- was opened on it keeps it until pf_nvme_destroy().
+ Detaches a device from its domain: it is reset, and reaches nothing any more. Its driver ends
+ first.
 
  @domain: the domain.
- @bdf: the device's address, as it was attached.
+ @bdf: the device's address.
 
- Return: 0, or -errno: ENODEV (it is not attached); EBADF; EINVAL; EFAULT.
+ Return: 0, or -errno: ENODEV (it is not attached); EBUSY (pf_device_open() or pf_nvme_open() has
+ it, and nothing has changed: end that first); EBADF; EINVAL; EFAULT.
  Thread: any. Since 0.2.
 
  */
@@ -1722,7 +1787,10 @@ int pf_map_many(struct pf_owner_t *owner,
  @owner: the owner that made the mapping.
  @map: its name. It names nothing from then on, also after EIO and ETIMEDOUT.
 
- Return: 0: no device reaches the memory by this domain; PF_STAYS_MAPPED: the mapping has ended,
+ Other mappings and requests of the memory, or of its pages of 4096 bytes, still let devices reach
+ it until they have ended.
+
+ Return: 0: no device reaches the memory by this mapping; PF_STAYS_MAPPED: the mapping has ended,
  and devices still reach the memory, as it is mapped for its lifetime; or -errno: ESTALE (it has
  ended before, or is another owner's: nothing has changed); ETIMEDOUT (the flush is past its
  deadline: the memory stays in use until it completes, see pf_quarantine(); pf_revoke_many()
@@ -1757,7 +1825,8 @@ int pf_revoke_many(struct pf_owner_t *owner,
 
 /*
  Describes the memory of a domain that is held because a device may still reach it. Memory whose
- late flush has completed meanwhile is handed back first.
+ late flush has completed meanwhile is handed back first. Of the requests of a controller that the
+ library drives, the controller's counters say what it has lost (pf_stats(): `quarantined`).
 
  @domain: the domain.
  @held: where the counts are stored; its `struct_size` is set before. NULL: not needed.
@@ -2516,7 +2585,8 @@ int pf_requests_completed(struct pf_requests_t *requests, uint64_t token, uint64
  Return: 0: no device reaches the payloads; PF_STAYS_MAPPED: one is mapped for its lifetime; or
  -errno: ETIMEDOUT (the flush is late, and the memory stays in use: pf_requests_poll() reports
  the request when it ends); EIO (the flush never completes, and the memory is quarantined);
- ESTALE (it has ended, is another loop's, or none: nothing has changed); EBADF; EBUSY.
+ ESTALE (it has ended, was said to be lost, is another loop's, or none: nothing has changed);
+ EBADF; EBUSY.
  Thread: one at a time. Since 0.2.
  */
 int pf_requests_refused(struct pf_requests_t *requests, uint64_t token) PF_CHECKED;

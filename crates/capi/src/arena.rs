@@ -1,9 +1,10 @@
 //! Arenas: pinned memory, and its allocation by address.
 
 use crate::domain::{DOMAINS, State, pf_domain_t};
-use crate::failure::{Failure, brief_call, call, call_pointer, check_out, fail, store};
+use crate::failure::{Counted, Failure, brief_call, call, call_pointer, check_out, fail, store};
+use crate::handed::Handed;
 use crate::handle::Table;
-use crate::options::{Options, fill, read};
+use crate::options::{Options, fill, read_needed};
 use crate::region::Region;
 use crate::rings::Rings;
 use crate::trace::{Caller, Site, hook, pass_caller, pf_event_kind};
@@ -11,12 +12,13 @@ use pinfold::arena::BuildError;
 use pinfold::memory::{ClaimedFor, InUse, Source};
 use pinfold::{Arena, ArenaMemory, Buffer, MappingPolicy};
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Pinned memory.
 pub struct pf_arena_t {
+    /// That of pf_arena_region(). Before the arena, whose descriptor it is.
+    handed: Mutex<Option<Handed>>,
     pub(crate) arena: Arena,
     pub(crate) region: Arc<Region>,
     /// Its first domain, and those that it was mapped into.
@@ -164,7 +166,7 @@ pub unsafe extern "C" fn pf_arena_create(
         check_out(out, "out")?;
         let state = Arc::clone(&DOMAINS.get(domain)?.state);
         // SAFETY: as the caller promises.
-        let opts = unsafe { read(opts) }?;
+        let opts = unsafe { read_needed(opts) }?;
         // SAFETY: as the caller promises of `va`.
         let arena = unsafe { build(&opts, &state) }?;
         let region = Arc::new(Region::arena(&arena)?);
@@ -172,8 +174,13 @@ pub unsafe extern "C" fn pf_arena_create(
             region.add_place(state.domain.id(), arena.iova());
         }
         let domains = Mutex::new(vec![Arc::clone(&state)]);
-        let made =
-            pf_arena_t { arena, region: Arc::clone(&region), domains, rings: Rings::default() };
+        let made = pf_arena_t {
+            handed: Mutex::default(),
+            arena,
+            region: Arc::clone(&region),
+            domains,
+            rings: Rings::default(),
+        };
         let handle = ARENAS.insert(made)?;
         // Last: it is taken out by its handle.
         state.add(&region);
@@ -430,7 +437,8 @@ impl pf_arena_t {
         Err(fail!(
             EBUSY,
             "{used} bytes of the arena are in use: allocated, mapped, or in pools and queues; {holders} pools, controllers and \
-             handles of frames allocate from it, and {rings} tables of rings have it: free, unmap and destroy them first"
+             handles of frames allocate from it, and it is in {}: free, unmap and destroy them first",
+            Counted(rings as u64, "ring table")
         ))
     }
 
@@ -505,7 +513,7 @@ pub unsafe extern "C" fn pf_iova(
 /// @arena: the arena.
 /// @region: where the description is stored; its `struct_size` is set before.
 ///
-/// Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF.
+/// Return: 0, or -errno: EINVAL (`struct_size`); EMFILE; EFAULT; EBADF.
 /// Thread: any. Since 0.2.
 ///
 /// # Safety
@@ -515,13 +523,19 @@ pub unsafe extern "C" fn pf_arena_region(arena: *mut pf_arena_t, region: *mut pf
     call(|| {
         let arena = ARENAS.get_waiting(arena)?;
         let whole = arena.arena.mapping_policy() == MappingPolicy::Whole;
+        let mut handed = arena.handed.lock().unwrap_or_else(PoisonError::into_inner);
+        let fd = arena.arena.memfd().map(|own| Handed::of(&mut handed, own)).transpose();
+        let fd = fd.map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
+            Failure::new(errno, format!("cannot duplicate the arena's descriptor: {error}"))
+        })?;
         let described = pf_region {
             struct_size: 0,
             addr: arena.region.pointer(arena.region.addr()).as_ptr().cast(),
             len: arena.region.len(),
             iova: if whole { arena.arena.iova().raw() } else { 0 },
             fd_offset: 0,
-            fd: arena.arena.memfd().map_or(-1, |fd| fd.as_raw_fd()),
+            fd: fd.unwrap_or(-1),
             flags: 0,
         };
         // SAFETY: as the caller promises.

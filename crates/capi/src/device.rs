@@ -1,12 +1,13 @@
 //! PCI devices, for drivers in C: registers, configuration space, interrupts, reset.
 
+use crate::claims::{self, Attached, Opened};
 use crate::domain::{DOMAINS, pf_domain_t, text};
 use crate::failure::{Failure, call, check_out, fail, store};
+use crate::handed::Handed;
 use crate::handle::Table;
-use crate::nvme::Opened;
 use pinfold::vfio::{Bar, Device, Irq};
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
 
 /// A PCI device that the program drives.
@@ -22,7 +23,8 @@ pub struct pf_device_t {
 #[derive(Default)]
 struct Mapped {
     bars: [Option<Bar>; BARS],
-    irqs: Vec<Irq>,
+    /// Each with the program's descriptor of it.
+    irqs: Vec<(Handed, Irq)>,
 }
 
 static DEVICES: Table<pf_device_t> = Table::new(13, "device");
@@ -47,11 +49,11 @@ pub struct pf_bar {
 ///
 /// @domain: a domain of pf_domain_create(), in which it is opened; or one to which it is attached
 /// (pf_domain_vfio(), pf_domain_attach()).
-/// @bdf: the device's address, as "0000:01:00.0"; of one that is attached, as it was attached.
+/// @bdf: the device's address, as "0000:01:00.0"; or another form of it.
 /// @out: where the handle is stored.
 ///
-/// Return: 0, or -errno: ENODEV, EACCES and what the kernel returns; EBUSY (it is open already);
-/// ENOTSUP (a software domain); EINVAL (`bdf`); EBADF; EFAULT; ENFILE. The message names the step
+/// Return: 0, or -errno: ENODEV, EACCES and what the kernel returns; EBUSY (it is open already, or
+/// attached to another domain of the process); ENOTSUP (a software domain); EINVAL (`bdf`); EBADF; EFAULT; ENFILE. The message names the step
 /// that is missing.
 /// Thread: any. Allocates. Ends with pf_device_destroy(). Since 0.2.
 ///
@@ -67,12 +69,16 @@ pub unsafe extern "C" fn pf_device_open(
         check_out(out, "out")?;
         let state = std::sync::Arc::clone(&DOMAINS.get(domain)?.state);
         // SAFETY: as the caller promises.
-        let bdf = unsafe { text(bdf, "bdf") }?;
-        // First: what the kernel says of one that is open depends on its interface.
+        let bdf = claims::address(unsafe { text(bdf, "bdf") }?)?;
+        // First: what the kernel says of one that is open depends on its interface; and from now on
+        // it is not detached.
         let opened = Opened::new(bdf)?;
         let device = match state.device(bdf) {
             Some(device) => device,
-            None => state.open(bdf)?,
+            None => {
+                Attached::check_none(bdf)?;
+                state.open(bdf)?
+            }
         };
         let handle = DEVICES.insert(pf_device_t { mapped: Mutex::default(), device, opened })?;
         // SAFETY: as the caller promises.
@@ -241,7 +247,7 @@ fn config_part<T>(
 /// (some are enabled: disable them first); EFAULT; EBADF; what the kernel returns. Nothing has
 /// changed then.
 /// Thread: any. Takes a lock. Ownership: the descriptors are the device's: read them, and do not
-/// close them. Since 0.2.
+/// close them. Each is two of the process's. Since 0.2.
 ///
 /// # Safety
 /// `fds` is null or can be written for `n` descriptors.
@@ -262,9 +268,14 @@ pub unsafe extern "C" fn pf_device_irqs(
             mapped.irqs.clear();
         } else {
             let irqs = device.device.interrupts(n).map_err(|error| Failure::from(&error))?;
-            for (index, irq) in irqs.iter().enumerate() {
+            let handed = irqs.into_iter().map(|irq| Ok((Handed::new(irq.as_fd())?, irq)));
+            let irqs = handed.collect::<std::io::Result<Vec<_>>>().map_err(|error| {
+                let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
+                Failure::new(errno, format!("cannot duplicate the eventfds of {n} interrupts: {error}; raise RLIMIT_NOFILE"))
+            })?;
+            for (index, (handed, _)) in irqs.iter().enumerate() {
                 // SAFETY: one of the `n` descriptors, as the caller promises.
-                unsafe { fds.wrapping_add(index).write_unaligned(irq.as_fd().as_raw_fd()) };
+                unsafe { fds.wrapping_add(index).write_unaligned(handed.fd()) };
             }
             mapped.irqs = irqs;
         }
@@ -292,7 +303,9 @@ pub extern "C" fn pf_device_bus_master(device: *mut pf_device_t, on: c_uint) -> 
 }
 
 /// Resets a device: it has lost its state, and accesses no memory until it is set up again. For a
-/// loop of requests, pf_requests_stopped() says so.
+/// loop of requests, pf_requests_stopped() says so. What the kernel has set up is as before: bus
+/// mastering is on if it was, the registers stay mapped, and the interrupts enabled, with the same
+/// descriptors.
 ///
 /// @device: the device.
 ///

@@ -1,16 +1,20 @@
 //! Domains: one I/O address space each, behind the software IOMMU or a device's.
 
+use crate::claims::{self, Attached, Opened};
 use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
 use crate::options;
 use crate::readers::{Reader, Reading, Shared};
 use crate::region::{Region, Span};
+use pinfold::pci::Bdf;
+use pinfold::soft::SoftConfig;
 use pinfold::vfio::{Device, IommuInterface, Options};
 use pinfold::{Domain, Iova, IovaRange};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// One I/O address space.
 pub struct pf_domain_t {
@@ -20,12 +24,40 @@ pub struct pf_domain_t {
 /// What handles of a domain and of what is in it share.
 pub(crate) struct State {
     pub(crate) domain: Domain,
-    /// The devices that are attached to it, by name.
-    devices: Mutex<Vec<(String, Device)>>,
+    /// The devices that are attached to it.
+    devices: Mutex<Vec<Joined>>,
     /// The memory in it, by its first address.
     regions: Arc<Shared<Regions>>,
     /// For calls without an owner, whose threads share it.
     reader: Reader<Regions>,
+    lost: Mutex<Lost>,
+}
+
+/// Requests that a program has given up, of all loops of a domain.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Lost {
+    /// Their loop exists.
+    pub(crate) open: Requests,
+    /// Their loop has ended.
+    pub(crate) ended: Requests,
+    /// Of the latter, what the domain has quarantined.
+    pub(crate) mappings: u64,
+    pub(crate) mapped_bytes: u64,
+}
+
+/// How many requests, and the bytes of the pages of their payloads.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Requests {
+    pub(crate) requests: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A device that is attached to a domain. Closed before it is no longer the domain's.
+pub(crate) struct Joined {
+    device: Device,
+    bdf: Bdf,
+    #[expect(dead_code, reason = "held")]
+    attached: Attached,
 }
 
 /// Memory by its first address. No two overlap.
@@ -88,10 +120,11 @@ impl Lookups<'_> {
 }
 
 impl State {
-    pub(crate) fn new(domain: Domain, devices: Vec<(String, Device)>) -> Arc<Self> {
+    pub(crate) fn new(domain: Domain, devices: Vec<Joined>) -> Arc<Self> {
         let regions = Shared::new(Regions::new());
         let reader = regions.reader();
-        Arc::new(Self { domain, devices: Mutex::new(devices), regions, reader })
+        let devices = Mutex::new(devices);
+        Arc::new(Self { domain, devices, regions, reader, lost: Mutex::default() })
     }
 
     /// Returns a thread's own look-up, which takes no lock that other threads take.
@@ -102,6 +135,16 @@ impl State {
     /// As [`Lookups::span`].
     pub(crate) fn span(&self, addr: usize, len: usize) -> Result<Span, Failure> {
         Lookups(self.reader.read()).span(addr, len)
+    }
+
+    /// Returns what has been given up.
+    pub(crate) fn lost(&self) -> Lost {
+        *self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts what is given up, or has ended after all.
+    pub(crate) fn count_lost(&self, change: impl FnOnce(&mut Lost)) {
+        change(&mut self.lost.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Stops all look-ups but those of owners.
@@ -165,7 +208,7 @@ impl State {
     ///
     /// # Errors
     /// `ENOTSUP`: the devices of the domain are models. Those of opening it.
-    pub(crate) fn open(&self, bdf: &str) -> Result<Device, Failure> {
+    pub(crate) fn open(&self, bdf: Bdf) -> Result<Device, Failure> {
         if self.domain.soft_bus().is_some() {
             return Err(fail!(
                 ENOTSUP,
@@ -173,13 +216,14 @@ impl State {
             ));
         }
         // The interface is the domain's.
-        Device::open_in(bdf, &self.domain, &Options::new()).map_err(|error| Failure::from(&error))
+        Device::open_in(&bdf.to_string(), &self.domain, &Options::new())
+            .map_err(|error| Failure::from(&error))
     }
 
     /// Returns the device at `address`, if it is attached.
-    pub(crate) fn device(&self, address: &str) -> Option<Device> {
+    pub(crate) fn device(&self, bdf: Bdf) -> Option<Device> {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        devices.iter().find(|(name, _)| name == address).map(|(_, device)| device.clone())
+        devices.iter().find(|joined| joined.bdf == bdf).map(|joined| joined.device.clone())
     }
 }
 
@@ -217,14 +261,84 @@ pub unsafe extern "C" fn pf_domain_soft(out: *mut *mut pf_domain_t) -> c_int {
     })
 }
 
+/// Options of a domain behind the software IOMMU, for tests of what a program does when revocations
+/// go wrong. Set `struct_size` to its sizeof, and what is not needed to 0.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pf_domain_soft_opts {
+    /// sizeof(struct pf_domain_soft_opts).
+    pub struct_size: usize,
+    /// How many nanoseconds a flush takes; 0: 1 us.
+    pub flush_ns: u64,
+    /// How many nanoseconds a call waits for a flush before it is late (pf_unmap(), tickets); 0: 5 s.
+    /// A request loop has a limit of its own (pf_requests_opts.flush_ns).
+    pub timeout_ns: u64,
+    /// The first flush, counted from 1, that never completes, as those after it: a request is
+    /// PF_END_LATE for good. 0: none.
+    pub hang_from: u64,
+    /// The first flush, counted from 1, that the IOMMU refuses for good: it has failed, and a request
+    /// is PF_END_LOST. 0: none.
+    pub fail_from: u64,
+}
+
+// SAFETY: a size and four words, without padding.
+unsafe impl options::Options for pf_domain_soft_opts {
+    const DEFAULT: Self =
+        Self { struct_size: 0, flush_ns: 0, timeout_ns: 0, hang_from: 0, fail_from: 0 };
+}
+
+/// Returns the configuration that options ask for.
+fn soft_config(opts: &pf_domain_soft_opts) -> SoftConfig {
+    let given = |value: u64| (value > 0).then_some(value);
+    let default = SoftConfig::default();
+    SoftConfig {
+        flush_cost: given(opts.flush_ns).map_or(default.flush_cost, Duration::from_nanos),
+        timeout: given(opts.timeout_ns).map_or(default.timeout, Duration::from_nanos),
+        hang_from: given(opts.hang_from),
+        fail_from: given(opts.fail_from),
+        ..default
+    }
+}
+
+/// Creates a domain as pf_domain_soft() does, whose IOMMU is slow or goes wrong.
+///
+/// @opts: the options; NULL: the defaults.
+/// @out: where the handle is stored.
+///
+/// Return: 0, or -errno: ENOMEM; EINVAL (`struct_size`); E2BIG (fields of a newer version); EFAULT
+/// (`out` is NULL); ENFILE (65,536 domains exist).
+/// Thread: any. Allocates. Ends with pf_domain_destroy(). Since 0.2.
+///
+/// # Safety
+/// `opts` is null or points to as many bytes as its first field says; `out` is null, or can be
+/// written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_domain_soft_with(
+    opts: *const pf_domain_soft_opts,
+    out: *mut *mut pf_domain_t,
+) -> c_int {
+    call(|| {
+        check_out(out, "out")?;
+        // SAFETY: as the caller promises.
+        let opts = unsafe { options::read(opts) }?;
+        let domain =
+            Domain::soft_with(soft_config(&opts)).map_err(|error| Failure::from(&error))?;
+        let handle = DOMAINS.insert(pf_domain_t { state: State::new(domain, Vec::new()) })?;
+        // SAFETY: as the caller promises.
+        unsafe { store(out, handle, "out") }?;
+        Ok(0)
+    })
+}
+
 /// Opens a PCI device through VFIO, and creates the domain that it is in.
 ///
 /// @bdf: the device's address, as "0000:01:00.0". It must be bound to vfio-pci (`pinfold bind`).
 /// @iommu: the kernel's interface: PF_IOMMU_*; 0: PF_IOMMU_BEST.
 /// @out: where the handle is stored.
 ///
-/// Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and what the kernel returns; EINVAL (`bdf`, or an
-/// unknown `iommu`); EFAULT. The message names the step that is missing.
+/// Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and what the kernel returns; EBUSY (this process has
+/// it already: in another domain, or by pf_device_open()); EINVAL (`bdf`, or an unknown `iommu`);
+/// EFAULT. The message names the step that is missing.
 /// Thread: any. Allocates. Ends with pf_domain_destroy(), after which the device is reset. Since
 /// 0.2.
 ///
@@ -241,8 +355,11 @@ pub unsafe extern "C" fn pf_domain_vfio(
         // SAFETY: as the caller promises.
         let bdf = unsafe { text(bdf, "bdf") }?;
         let options = Options::new().interface(interface(iommu)?);
-        let device = Device::open(bdf, &options).map_err(|error| Failure::from(&error))?;
-        let state = State::new(device.domain().clone(), vec![(bdf.to_owned(), device)]);
+        let bdf = claims::address(bdf)?;
+        let attached = Attached::new(bdf)?;
+        let device =
+            Device::open(&bdf.to_string(), &options).map_err(|error| Failure::from(&error))?;
+        let state = State::new(device.domain().clone(), vec![Joined { device, bdf, attached }]);
         let handle = DOMAINS.insert(pf_domain_t { state })?;
         // SAFETY: as the caller promises.
         unsafe { store(out, handle, "out") }?;
@@ -400,7 +517,8 @@ pub unsafe extern "C" fn pf_domain_create(
 /// @domain: the domain.
 /// @bdf: the device's address.
 ///
-/// Return: 0, or -errno: as pf_domain_vfio(); EEXIST (it is attached); ENOTSUP (a software domain).
+/// Return: 0, or -errno: as pf_domain_vfio(); EEXIST (it is attached to this domain); ENOTSUP (a
+/// software domain).
 /// Thread: any. Allocates. Since 0.2.
 ///
 /// # Safety
@@ -410,24 +528,26 @@ pub unsafe extern "C" fn pf_domain_attach(domain: *mut pf_domain_t, bdf: *const 
     call(|| {
         let domain = DOMAINS.get(domain)?;
         // SAFETY: as the caller promises.
-        let bdf = unsafe { text(bdf, "bdf") }?;
+        let bdf = claims::address(unsafe { text(bdf, "bdf") }?)?;
         let mut devices = domain.state.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        if devices.iter().any(|(name, _)| name == bdf) {
+        if devices.iter().any(|joined| joined.bdf == bdf) {
             return Err(fail!(EEXIST, "{bdf} is attached to this domain already"));
         }
+        let attached = Attached::new(bdf)?;
         let device = domain.state.open(bdf)?;
-        devices.push((bdf.to_owned(), device));
+        devices.push(Joined { device, bdf, attached });
         Ok(0)
     })
 }
 
-/// Detaches a device from its domain: it is reset, and reaches nothing any more. A controller that
-/// was opened on it keeps it until pf_nvme_destroy().
+/// Detaches a device from its domain: it is reset, and reaches nothing any more. Its driver ends
+/// first.
 ///
 /// @domain: the domain.
-/// @bdf: the device's address, as it was attached.
+/// @bdf: the device's address.
 ///
-/// Return: 0, or -errno: ENODEV (it is not attached); EBADF; EINVAL; EFAULT.
+/// Return: 0, or -errno: ENODEV (it is not attached); EBUSY (pf_device_open() or pf_nvme_open() has
+/// it, and nothing has changed: end that first); EBADF; EINVAL; EFAULT.
 /// Thread: any. Since 0.2.
 ///
 /// # Safety
@@ -437,11 +557,13 @@ pub unsafe extern "C" fn pf_domain_detach(domain: *mut pf_domain_t, bdf: *const 
     call(|| {
         let domain = DOMAINS.get(domain)?;
         // SAFETY: as the caller promises.
-        let bdf = unsafe { text(bdf, "bdf") }?;
+        let bdf = claims::address(unsafe { text(bdf, "bdf") }?)?;
         let mut devices = domain.state.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(at) = devices.iter().position(|(name, _)| name == bdf) else {
+        let Some(at) = devices.iter().position(|joined| joined.bdf == bdf) else {
             return Err(fail!(ENODEV, "{bdf} is not attached to this domain"));
         };
+        // Which has the device too, and with it its access to memory.
+        Opened::check_none(bdf)?;
         drop(devices.remove(at));
         Ok(0)
     })
@@ -462,4 +584,28 @@ pub extern "C" fn pf_domain_destroy(domain: *mut pf_domain_t) -> c_int {
         }
         Ok(0)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+
+    #[test]
+    fn the_options_of_a_software_domain_are_its_configuration() {
+        let default = SoftConfig::default();
+        let config = soft_config(&pf_domain_soft_opts::DEFAULT);
+        assert_eq!((config.flush_cost, config.timeout), (default.flush_cost, default.timeout));
+        assert_eq!((config.hang_from, config.fail_from), (None, None));
+        let opts = pf_domain_soft_opts {
+            struct_size: size_of::<pf_domain_soft_opts>(),
+            flush_ns: 1,
+            timeout_ns: 2,
+            hang_from: 3,
+            fail_from: 4,
+        };
+        let config = soft_config(&opts);
+        assert_eq!((config.flush_cost.as_nanos(), config.timeout.as_nanos()), (1, 2));
+        assert_eq!((config.hang_from, config.fail_from), (Some(3), Some(4)));
+    }
 }

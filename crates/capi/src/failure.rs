@@ -4,6 +4,7 @@ use crate::process::{self, Uncancelled};
 use crate::words::in_c;
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Why a call is refused: what C gets as `-errno`, and the sentence of `pf_strerror_last`.
@@ -63,6 +64,20 @@ macro_rules! fail {
     };
 }
 pub(crate) use fail;
+
+/// A number of things, in words: "1 mapping or request", "2 mappings or requests".
+pub(crate) struct Counted(pub(crate) u64, pub(crate) &'static str);
+
+impl fmt::Display for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(count, what) = self;
+        if *count == 1 {
+            write!(f, "1 {what}")
+        } else {
+            write!(f, "{count} {}s", what.replace(" or ", "s or "))
+        }
+    }
+}
 
 /// The longest message, with its end.
 const MESSAGE_BYTES: usize = 2048;
@@ -247,6 +262,13 @@ mod tests {
         // SAFETY: no bytes.
         assert_eq!(unsafe { store_text("text", room.as_mut_ptr(), 0) }, 4);
         assert_eq!(room[0] as u8, b't');
+    }
+
+    #[test]
+    fn one_thing_is_counted_in_the_singular() {
+        let told = [0, 1, 2].map(|count| Counted(count, "mapping or request").to_string());
+        let some = "mappings or requests";
+        assert_eq!(told, [format!("0 {some}"), "1 mapping or request".into(), format!("2 {some}")]);
     }
 
     #[test]

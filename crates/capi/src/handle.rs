@@ -357,10 +357,10 @@ impl<T: Send + 'static> Table<T> {
 
     fn find(&self, handle: *mut T) -> Result<(&Slot<T>, u64), Failure> {
         let Some(parts) = Parts::of(handle) else {
-            let (name, value) = (self.name, handle.addr());
+            let (name, value) = (article(self.name), handle.addr());
             return Err(fail!(
                 EBADF,
-                "{value:#x} is no handle of a {name}: pass what its create function stored"
+                "{value:#x} is no handle of {name}: pass what its create function stored"
             ));
         };
         let slot = self.chunks.get(parts.index as usize / CHUNK).and_then(OnceLock::get);
@@ -368,8 +368,8 @@ impl<T: Send + 'static> Table<T> {
             Some(slot) if parts.kind == self.kind => Ok((slot, parts.generation)),
             _ if parts.kind == self.kind => Err(self.stale(parts.generation)),
             _ => {
-                let (name, value) = (self.name, handle.addr());
-                Err(fail!(EBADF, "{value:#x} is a handle, but not of a {name}"))
+                let (name, value) = (article(self.name), handle.addr());
+                Err(fail!(EBADF, "{value:#x} is a handle, but not of {name}"))
             }
         }
     }
@@ -403,10 +403,10 @@ impl<T: Send + 'static> Table<T> {
     #[cold]
     fn stale(&self, generation: u64) -> Failure {
         if generation > LAST_GENERATION {
-            let name = self.name;
+            let name = article(self.name);
             return fail!(
                 EBADF,
-                "no handle of a {name}, or one of another copy of libpinfold in this process: link it once"
+                "no handle of {name}, or one of another copy of libpinfold in this process: link it once"
             );
         }
         fail!(EBADF, "the {} has been destroyed: this handle is of an earlier one", self.name)
@@ -416,10 +416,18 @@ impl<T: Send + 'static> Table<T> {
     fn busy(&self) -> Failure {
         fail!(
             EBUSY,
-            "another thread is in a call with this {}: wait for it, or use a handle for each thread",
+            "a call with this {} has not ended: one of another thread, or one whose hook makes this call; wait for it, or \
+             use a handle for each thread",
             self.name
         )
     }
+}
+
+/// Returns the name of a kind with its article.
+#[cold]
+fn article(name: &str) -> String {
+    let article = if name.starts_with(['a', 'e', 'i', 'o']) { "an" } else { "a" };
+    format!("{article} {name}")
 }
 
 /// Waits for an exclusive call.

@@ -15,6 +15,8 @@
 //! | `readers` | a value that each thread reads under a lock of its own |
 //! | `rings` | the places in io_urings that have an arena or a registration |
 //! | `source` | an arena as the source of pools |
+//! | `claims` | the real devices of this process: attached, or with a driver |
+//! | `handed` | descriptors that C programs are given |
 //! | `words` | messages of the crates below, in the words of C |
 //! | `trace` | the hook that sees alloc, free, map and revoke |
 //! | the others | the functions, by the object that they are of |
@@ -29,11 +31,13 @@ pub mod admin;
 pub mod arena;
 pub mod block;
 pub mod cache;
+mod claims;
 pub mod device;
 pub mod domain;
 mod errno;
 pub mod failure;
 pub mod frames;
+mod handed;
 mod handle;
 mod lists;
 pub mod map;

@@ -1,7 +1,7 @@
 //! Mappings: memory that a device reaches until it is revoked.
 
-use crate::domain::{DOMAINS, pf_domain_t};
-use crate::failure::{Failure, call, check_out, fail, store, store_text};
+use crate::domain::{DOMAINS, Lost, pf_domain_t};
+use crate::failure::{Counted, Failure, call, check_out, fail, store, store_text};
 use crate::options::{Options, fill};
 use crate::owner::{OWNERS, no_room, pf_owner_t, pf_ticket_t};
 use crate::region::Span;
@@ -249,7 +249,10 @@ unsafe extern "C" fn map_many(
 /// @owner: the owner that made the mapping.
 /// @map: its name. It names nothing from then on, also after EIO and ETIMEDOUT.
 ///
-/// Return: 0: no device reaches the memory by this domain; PF_STAYS_MAPPED: the mapping has ended,
+/// Other mappings and requests of the memory, or of its pages of 4096 bytes, still let devices reach
+/// it until they have ended.
+///
+/// Return: 0: no device reaches the memory by this mapping; PF_STAYS_MAPPED: the mapping has ended,
 /// and devices still reach the memory, as it is mapped for its lifetime; or -errno: ESTALE (it has
 /// ended before, or is another owner's: nothing has changed); ETIMEDOUT (the flush is past its
 /// deadline: the memory stays in use until it completes, see pf_quarantine(); pf_revoke_many()
@@ -414,9 +417,15 @@ pub struct pf_held {
     pub quarantined_bytes: u64,
     /// Bytes of whole arenas and registrations, of any domain, that could not be unmapped.
     pub process_bytes: u64,
+    /// Requests that a program has given up (pf_requests_lost()), which their device may still work
+    /// on: their memory stays in use until pf_requests_completed() or pf_requests_stopped(), and for
+    /// good where their loop has ended.
+    pub lost: u64,
+    /// The bytes of the pages of their payloads.
+    pub lost_bytes: u64,
 }
 
-// SAFETY: six words.
+// SAFETY: eight words.
 unsafe impl Options for pf_held {
     const DEFAULT: Self = Self {
         struct_size: 0,
@@ -425,11 +434,14 @@ unsafe impl Options for pf_held {
         quarantined: 0,
         quarantined_bytes: 0,
         process_bytes: 0,
+        lost: 0,
+        lost_bytes: 0,
     };
 }
 
 /// Describes the memory of a domain that is held because a device may still reach it. Memory whose
-/// late flush has completed meanwhile is handed back first.
+/// late flush has completed meanwhile is handed back first. Of the requests of a controller that the
+/// library drives, the controller's counters say what it has lost (pf_stats(): `quarantined`).
 ///
 /// @domain: the domain.
 /// @held: where the counts are stored; its `struct_size` is set before. NULL: not needed.
@@ -453,43 +465,66 @@ pub unsafe extern "C" fn pf_quarantine(
     call(|| {
         let state = std::sync::Arc::clone(&DOMAINS.get(domain)?.state);
         state.domain.release_late();
+        let lost = state.lost();
         let stats = state.domain.stats();
         let value = pf_held {
             struct_size: 0,
             deferred: stats.deferred,
             deferred_bytes: stats.deferred_bytes,
-            quarantined: stats.quarantined,
-            quarantined_bytes: stats.quarantined_bytes,
-            process_bytes: pinfold::quarantined_bytes(),
+            quarantined: stats.quarantined.saturating_sub(lost.mappings),
+            quarantined_bytes: stats.quarantined_bytes.saturating_sub(lost.mapped_bytes),
+            // Without the bytes of mappings, which each domain counts.
+            process_bytes: pinfold::quarantined_bytes()
+                .saturating_sub(pinfold::core::domain::quarantined_bytes()),
+            lost: lost.open.requests + lost.ended.requests,
+            lost_bytes: lost.open.bytes + lost.ended.bytes,
         };
         if !held.is_null() {
             // SAFETY: as the caller promises.
             unsafe { fill(held, &value, "held") }?;
         }
         // SAFETY: as the caller promises.
-        Ok(unsafe { store_text(&sentence(&value), why, why_len) })
+        Ok(unsafe { store_text(&sentence(&value, &lost), why, why_len) })
     })
 }
 
-fn sentence(held: &pf_held) -> String {
+fn sentence(held: &pf_held, lost: &Lost) -> String {
     let mut parts = Vec::new();
     if held.deferred > 0 {
         parts.push(format!(
-            "{} mappings ({} bytes) wait for a flush that is late: their memory is handed back when it completes",
-            held.deferred, held.deferred_bytes
+            "a flush is late for {} ({} bytes): their memory is handed back when it completes",
+            Counted(held.deferred, "mapping"),
+            held.deferred_bytes
         ));
     }
     if held.quarantined > 0 {
         parts.push(format!(
-            "{} mappings ({} bytes) could not be revoked, because the invalidation unit has failed: a device may reach \
-             their memory for good, so it is never freed; reset the device and restart the process",
-            held.quarantined, held.quarantined_bytes
+            "{} ({} bytes) could not be revoked, because the invalidation unit has failed: a device may reach their \
+             memory for good, so it is never freed; reset the device and restart the process",
+            Counted(held.quarantined, "mapping"),
+            held.quarantined_bytes
         ));
     }
     if held.process_bytes > 0 {
         parts.push(format!(
-            "{} bytes of arenas and registrations could not be unmapped, and are kept until the process ends",
-            held.process_bytes
+            "{} of arenas and registrations could not be unmapped, and are kept until the process ends",
+            Counted(held.process_bytes, "byte")
+        ));
+    }
+    if lost.open.requests > 0 {
+        parts.push(format!(
+            "given up: {} ({} bytes), on which the device may still work: reset it and call pf_requests_stopped, or \
+             pf_requests_completed for what completes after all",
+            Counted(lost.open.requests, "request"),
+            lost.open.bytes
+        ));
+    }
+    if lost.ended.requests > 0 {
+        parts.push(format!(
+            "{} ({} bytes) had been given up when their loop was destroyed, and the device may still work on them, so their \
+             memory is never freed: reset the device and restart the process",
+            Counted(lost.ended.requests, "request"),
+            lost.ended.bytes
         ));
     }
     if parts.is_empty() {

@@ -1,16 +1,16 @@
 //! NVMe controllers: a device of the domain, or a model of one behind the software IOMMU.
 
 use crate::arena::{ARENAS, pf_arena_t};
+use crate::claims::{self, Opened};
 use crate::domain::{DOMAINS, State, pf_domain_t, text};
 use crate::errno::Errno;
-use crate::failure::{Failure, call, fail, store};
+use crate::failure::{Counted, Failure, call, fail, store};
 use crate::handle::Table;
-use crate::options::{Options, fill, read};
+use crate::options::{Options, fill, read_needed};
 use crate::queue::transfer::Lost;
 use crate::region::Hold;
 use libc::{EACCES, EBUSY, EFBIG, EINVAL, EIO, ENODEV, ENOMEM, ENOSPC, ENOTSUP, ENXIO, ETIMEDOUT};
 use pinfold::Arena;
-use pinfold::pci::Bdf;
 use pinfold::vfio::DeviceError;
 use pinfold_nvme::driver::{self, Config, Controller, Namespace, Vector};
 use pinfold_nvme::vfio::{PciController, PciError};
@@ -20,7 +20,6 @@ use pinfold_nvme_model::{
 };
 use std::ffi::{c_char, c_int};
 use std::path::Path;
-use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -64,34 +63,6 @@ enum Backing {
     Model(#[expect(dead_code, reason = "held")] ModelController),
     /// A device of the domain.
     Pci(PciController, #[expect(dead_code, reason = "held")] Opened),
-}
-
-/// A real device that has a driver here, a controller or the program's own: no other gets it.
-pub(crate) struct Opened(String);
-
-static OPENED: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-impl Opened {
-    /// # Errors
-    /// `EBUSY`: it has one. `EINVAL`: it is no address.
-    pub(crate) fn new(bdf: &str) -> Result<Self, Failure> {
-        let bdf = Bdf::from_str(bdf).map_err(|error| fail!(EINVAL, "{error}"))?.to_string();
-        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-        if opened.contains(&bdf) {
-            return Err(fail!(
-                EBUSY,
-                "{bdf} is open already: use that handle, or end it by pf_nvme_destroy or pf_device_destroy first"
-            ));
-        }
-        opened.push(bdf.clone());
-        Ok(Self(bdf))
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        OPENED.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| *other != self.0);
-    }
 }
 
 /// A queue's share of its controller: counted, with the interrupt that is its own.
@@ -295,7 +266,7 @@ pub unsafe extern "C" fn pf_nvme_open(
         crate::failure::check_out(out, "out")?;
         let state = Arc::clone(&DOMAINS.get(domain)?.state);
         // SAFETY: as the caller promises.
-        let opts = unsafe { read(opts) }?;
+        let opts = unsafe { read_needed(opts) }?;
         if opts.flags != 0 {
             return Err(fail!(EINVAL, "flags {:#x}: there are none, set them to 0", opts.flags));
         }
@@ -358,6 +329,7 @@ unsafe fn medium(opts: &pf_nvme_opts) -> Result<Arc<dyn Media>, Failure> {
         Err(error) => {
             let errno = match error.kind() {
                 std::io::ErrorKind::FileTooLarge => EFBIG,
+                std::io::ErrorKind::InvalidInput => EINVAL,
                 _ => error.raw_os_error().unwrap_or(EIO),
             };
             Err(Failure::new(errno, format!("cannot open {path} as a model's medium: {error}")))
@@ -393,13 +365,15 @@ pub(crate) fn open_model(
 }
 
 fn open_pci(state: Arc<State>, rings: (Arena, Hold), bdf: &str) -> Result<Device, Failure> {
+    let bdf = claims::address(bdf)?;
+    // First: from now on it is not detached.
+    let opened = Opened::new(bdf)?;
     let Some(device) = state.device(bdf) else {
         return Err(fail!(
             ENODEV,
             "{bdf} is not attached to this domain: create the domain by pf_domain_vfio, or call pf_domain_attach"
         ));
     };
-    let opened = Opened::new(bdf)?;
     let config = Config::default();
     // Number 0 is the admin queue's.
     let pci = PciController::from_device(device, u32::from(config.queues) + 1)
@@ -431,7 +405,8 @@ pub extern "C" fn pf_nvme_destroy(nvme: *mut pf_nvme_t) -> c_int {
                 0 => Ok(()),
                 queues => Err(fail!(
                     EBUSY,
-                    "the controller has {queues} queues: call pf_queue_destroy first"
+                    "the controller has {}: call pf_queue_destroy first",
+                    Counted(queues as u64, "queue")
                 )),
             })?;
         ended.device.end().map(|()| 0)

@@ -58,6 +58,19 @@ pub(crate) unsafe fn read<T: Options>(options: *const T) -> Result<T, Failure> {
     Ok(value)
 }
 
+/// As [`read`], where there is no default of all options.
+///
+/// # Errors
+/// As for [`read`]; `EFAULT` for null.
+///
+/// # Safety
+/// As for [`read`].
+pub(crate) unsafe fn read_needed<T: Options>(options: *const T) -> Result<T, Failure> {
+    check_out(options, "opts")?;
+    // SAFETY: as the caller promises.
+    unsafe { read(options) }
+}
+
 /// Stores a result in a struct of the caller, which says first how long that is. What is unknown
 /// here becomes 0.
 ///

@@ -6,7 +6,8 @@
 //! quarantines it: its use does not end, so it can neither be freed nor unregistered.
 
 use crate::domain::{DOMAINS, Lookup, State, pf_domain_t};
-use crate::failure::{Failure, call, check_out, fail, store};
+use crate::failure::{Counted, Failure, call, check_out, fail, store};
+use crate::handed::Handed;
 use crate::handle::Table;
 use crate::region::Span;
 use crate::slots::Slots;
@@ -15,7 +16,7 @@ use pinfold_nvme::EventFd;
 use std::collections::{TryReserveError, VecDeque};
 use std::ffi::c_int;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Wake, Waker};
@@ -23,6 +24,8 @@ use std::time::Duration;
 
 /// One thread's handle of a domain, for mappings.
 pub struct pf_owner_t {
+    /// That of pf_quiesce_fd(). Before the tickets, whose descriptor it is.
+    handed: Option<Handed>,
     /// Before `state`, the domain of which it is.
     pub(crate) local: DomainLocal,
     pub(crate) mappings: Slots<Unrevoked<Span>>,
@@ -162,11 +165,14 @@ impl Wake for Announcer {
 
 impl Announcer {
     fn new() -> Result<Self, Failure> {
-        EventFd::new().map(Self).map_err(|error| {
-            let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
-            Failure::new(errno, format!("cannot create an eventfd: {error}"))
-        })
+        EventFd::new().map(Self).map_err(|error| no_eventfd(&error))
     }
+}
+
+#[cold]
+fn no_eventfd(error: &std::io::Error) -> Failure {
+    let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
+    Failure::new(errno, format!("cannot create an eventfd: {error}"))
 }
 
 impl Tickets {
@@ -314,8 +320,9 @@ fn late(batch: &Batch) -> Failure {
     let (seq, count) = (batch.seq, batch.revoked.len());
     fail!(
         ETIMEDOUT,
-        "ticket {seq:#x}: its flush has not completed in time, and a device may still reach the memory of {count} \
-         mappings: it stays in use; call pf_wait again"
+        "ticket {seq:#x}: its flush has not completed in time, and a device may still reach the memory of {}: it stays \
+         in use; call pf_wait again",
+        Counted(count as u64, "mapping")
     )
 }
 
@@ -324,8 +331,9 @@ fn lost(batch: &Batch) -> Failure {
     let Batch { seq, lost, .. } = batch;
     fail!(
         EIO,
-        "ticket {seq:#x}: its flush never completes, so a device may reach the memory of {lost} mappings for good: it is \
-         quarantined, and pf_free and pf_reg_destroy refuse it; pf_quarantine counts it"
+        "ticket {seq:#x}: its flush never completes, so a device may reach the memory of {} for good: it is \
+         quarantined, and pf_free and pf_reg_destroy refuse it; pf_quarantine counts it",
+        Counted(*lost as u64, "mapping")
     )
 }
 
@@ -396,7 +404,8 @@ pub unsafe extern "C" fn pf_owner_create(
         let local = state.domain.local();
         let (mappings, tickets) = (Slots::new(), Tickets::new());
         let lookup = state.lookup();
-        let handle = OWNERS.insert(pf_owner_t { local, mappings, tickets, lookup, state })?;
+        let owner = pf_owner_t { handed: None, local, mappings, tickets, lookup, state };
+        let handle = OWNERS.insert(owner)?;
         // SAFETY: as the caller promises.
         unsafe { store(out, handle, "out") }?;
         Ok(0)
@@ -432,8 +441,10 @@ pub extern "C" fn pf_owner_destroy(owner: *mut pf_owner_t) -> c_int {
             }
             Err(fail!(
                 EBUSY,
-                "the owner has {live} live mappings, and {tickets} tickets with {revoked} mappings that have not been \
-                 handed back: call pf_unmap or pf_revoke_many, and pf_wait, for them first"
+                "the owner has {}, and {} with {} not handed back: call pf_unmap or pf_revoke_many, and pf_wait, first",
+                Counted(live as u64, "live mapping"),
+                Counted(tickets as u64, "ticket"),
+                Counted(revoked as u64, "mapping")
             ))
         })?;
         drop(removed);
@@ -504,12 +515,12 @@ pub extern "C" fn pf_wait(owner: *mut pf_owner_t, ticket: pf_ticket_t, ns: u64) 
 pub extern "C" fn pf_quiesce_fd(owner: *mut pf_owner_t) -> c_int {
     call(|| {
         let mut owner = OWNERS.get_mut(owner)?;
-        let pf_owner_t { tickets, local, .. } = &mut *owner;
-        if let Some((announcer, _)) = &tickets.announcer {
-            return Ok(announcer.0.as_fd().as_raw_fd());
+        let pf_owner_t { tickets, local, handed, .. } = &mut *owner;
+        if let Some(handed) = handed {
+            return Ok(handed.fd());
         }
         let announcer = Arc::new(Announcer::new()?);
-        let fd = announcer.0.as_fd().as_raw_fd();
+        let fd = Handed::of(handed, announcer.0.as_fd()).map_err(|error| no_eventfd(&error))?;
         tickets.announcer = Some((Arc::clone(&announcer), Waker::from(announcer)));
         tickets.arm(local);
         Ok(fd)

@@ -11,7 +11,8 @@ pub(crate) mod transfer;
 
 use crate::admin::pf_nvme_command;
 use crate::domain::Lookup;
-use crate::failure::{Failure, call, check_out, fail, store};
+use crate::failure::{Counted, Failure, call, check_out, fail, store};
+use crate::handed::Handed;
 use crate::handle::Table;
 use crate::nvme::{Device, Lease, NVMES, pf_nvme_t};
 use crate::options::{Options, read};
@@ -94,7 +95,7 @@ pub struct pf_queue_t {
     /// Why the controller is not used any more.
     failed: Option<String>,
     /// That of pf_queue_fd().
-    descriptor: Option<OwnedFd>,
+    descriptor: Option<(Handed, OwnedFd)>,
     /// Its own: threads with a queue each share no lock.
     lookup: Lookup,
     /// Dropped after the queue.
@@ -253,7 +254,8 @@ pub extern "C" fn pf_queue_destroy(queue: *mut pf_queue_t) -> c_int {
                 0 => Ok(()),
                 left => Err(fail!(
                     EBUSY,
-                    "{left} requests of the queue have not been reported: call pf_complete for them first"
+                    "the queue has {} not reported: call pf_complete first",
+                    Counted(left as u64, "request")
                 )),
             })?);
         }

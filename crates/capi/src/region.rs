@@ -6,7 +6,7 @@
 //! they belong, and an allocation counts the mappings and requests that use it: `pf_free` refuses
 //! one that is in use, or that was freed before.
 
-use crate::failure::{Failure, fail};
+use crate::failure::{self, Failure, fail};
 use pinfold::core::dma_pool::ChunkSource;
 use pinfold::core::domain::DomainId;
 use pinfold::{Arena, ArenaMemory, DmaMemory, Iova, OwnedPiece, Pinned};
@@ -316,8 +316,9 @@ impl Region {
     fn in_use(addr: usize, uses: u64) -> Failure {
         fail!(
             EBUSY,
-            "{addr:#x} is in use by {uses} mappings or requests: unmap it, or wait for them, first; pf_quarantine says \
-             whether a device may reach it for good"
+            "{addr:#x} is in use by {}: unmap it, or wait for their end, first; pf_quarantine says whether a device may \
+             reach it for good",
+            failure::Counted(uses, "mapping or request")
         )
     }
 
@@ -537,7 +538,10 @@ impl Span {
         let inside = addr
             .checked_sub(region.addr())
             .filter(|at| at.checked_add(len).is_some_and(|end| end <= region.len));
-        let Some(at) = inside.filter(|_| len > 0) else {
+        if len == 0 {
+            return Err(fail!(EINVAL, "0 bytes at {addr:#x}: pass at least 1"));
+        }
+        let Some(at) = inside else {
             let (base, bytes) = (region.addr(), region.len);
             return Err(fail!(
                 EINVAL,

@@ -4,7 +4,7 @@
 use crate::arena::refuse_use;
 use crate::block::{Addresses, pf_block_t, write_block};
 use crate::domain::{DOMAINS, State, pf_domain_t};
-use crate::failure::{Failure, call, check_out, fail, store};
+use crate::failure::{Counted, Failure, call, check_out, fail, store};
 use crate::handle::Table;
 use crate::lists::{self, Lists};
 use crate::region::Region;
@@ -104,6 +104,12 @@ fn check_memory(va: *mut c_void, len: usize) -> Result<NonNull<[u8]>, Failure> {
     let Some(base) = NonNull::new(va) else {
         return Err(fail!(EFAULT, "`va` is NULL: pass the memory's address"));
     };
+    if (va.addr() | len).is_multiple_of(PAGE) && va.addr().checked_add(len).is_none() {
+        return Err(fail!(
+            EINVAL,
+            "cannot register {len:#x} bytes at {va:p}: they end beyond the last address"
+        ));
+    }
     let whole =
         len > 0 && (va.addr() | len).is_multiple_of(PAGE) && va.addr().checked_add(len).is_some();
     if !whole || isize::try_from(len).is_err() {
@@ -150,8 +156,9 @@ pub extern "C" fn pf_reg_destroy(reg: *mut pf_reg_t) -> c_int {
                 if rings > 0 || uses > 0 {
                     return Err(fail!(
                         EBUSY,
-                        "{uses} mappings, requests or pieces of pools use the memory, and {rings} tables of rings have \
-                         it: end them first, the latter with pf_uring_unregister"
+                        "the memory is in use by {}, and in {}: end them first, the latter with pf_uring_unregister",
+                        Counted(uses, "mapping or request or pool piece"),
+                        Counted(rings as u64, "ring table")
                     ));
                 }
                 Ok(())
@@ -174,6 +181,7 @@ impl pf_reg_t {
         let place = self.region.place(self.state.domain.id());
         match place.and_then(|place| place.checked_add(off as u64)).filter(|_| inside) {
             Some(iova) => Ok(Segment { iova, len: len as u64 }),
+            None if len == 0 => Err(fail!(EINVAL, "0 bytes from {off}: pass at least 1")),
             None => Err(fail!(
                 EINVAL,
                 "{len} bytes from {off} are not inside the {bytes} bytes that are registered"

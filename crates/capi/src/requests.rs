@@ -4,18 +4,20 @@
 use crate::domain::{DOMAINS, Lookup, State, pf_domain_t};
 use crate::errno::Errno;
 use crate::failure::{Failure, call, check_out, fail, store};
+use crate::handed::Handed;
 use crate::handle::Table;
 use crate::map::{PF_STAYS_MAPPED, pf_dir};
-use crate::options::{Options, read};
+use crate::options::{Options, read_needed};
 use crate::queue::{PF_PROTECT_BATCH, PF_PROTECT_REVOKE, PF_PROTECT_STATIC, PF_PROTECT_STRICT};
 use crate::region::Span;
 use crate::trace::{Caller, Site, hook, pass_caller, pf_event_kind};
 use names::Names;
 use pinfold::Access;
-use pinfold::requests::{End, Ended, Limits, NewError, Policy, Refusal, Requests, Token};
+use pinfold::requests::{
+    End, Ended, Limits, NewError, Policy, Refusal, Requests, Token, TokenError,
+};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +29,9 @@ mod tests;
 pub const PF_MOST_PAYLOADS: u32 = 8;
 const MOST: usize = PF_MOST_PAYLOADS as usize;
 
-/// In pf_done.end: no device reaches the payloads of the request.
+/// In pf_done.end: no device reaches the payloads of the request by its mappings. Devices reach whole
+/// pages of 4096 bytes: bytes of a page of which another request or mapping has a part are reached
+/// until that has ended too.
 pub const PF_END_QUIESCED: u32 = 0;
 /// In pf_done.end: the device no longer works on the request, and its memory is the program's
 /// again; devices still reach at least one of its payloads, which is mapped for its lifetime (its
@@ -45,6 +49,8 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
 /// A protected request loop.
 pub struct pf_requests_t {
+    /// That of pf_requests_fd(). Before the loop, whose descriptor it is.
+    handed: Option<Handed>,
     /// Has the memory that is mapped for requests; not that which stays mapped.
     requests: Requests<Span, MOST>,
     is_static: bool,
@@ -65,6 +71,8 @@ struct Request {
     token: Token,
     result: u64,
     memory: [Option<Memory>; MOST],
+    /// Of one that was given up: the bytes of the pages of its payloads.
+    lost: Option<u64>,
 }
 
 /// A payload of a request.
@@ -86,11 +94,31 @@ impl Drop for pf_requests_t {
     /// that stay mapped stay in use.
     fn drop(&mut self) {
         for request in self.names.drain() {
-            if self.requests.segments(request.token).is_ok() {
-                request.memory.into_iter().flatten().for_each(std::mem::forget);
+            let Ok(segments) = self.requests.segments(request.token) else { continue };
+            if let Some(bytes) = request.lost {
+                let (mut mappings, mut mapped_bytes) = (0, 0);
+                for segment in segments {
+                    mappings += 1;
+                    mapped_bytes += page_bytes(segment.iova.raw(), segment.len);
+                }
+                self.state.count_lost(|lost| {
+                    lost.open.requests -= 1;
+                    lost.open.bytes -= bytes;
+                    lost.ended.requests += 1;
+                    lost.ended.bytes += bytes;
+                    lost.mappings += mappings;
+                    lost.mapped_bytes += mapped_bytes;
+                });
             }
+            request.memory.into_iter().flatten().for_each(std::mem::forget);
         }
     }
+}
+
+/// Returns the bytes of the pages of `len` bytes at `at`.
+fn page_bytes(at: u64, len: u64) -> u64 {
+    const PAGE: u64 = 4096;
+    (at % PAGE).saturating_add(len).div_ceil(PAGE).saturating_mul(PAGE)
 }
 
 /// Options of a request loop. Set `struct_size` to its sizeof, and what is not needed to 0.
@@ -104,7 +132,7 @@ pub struct pf_requests_opts {
     /// The most requests at the device, at least 1.
     pub depth: u32,
     /// How many more may wait for their flush, be late or lost; 0: as many as `depth`. Both
-    /// together are at most 1048576.
+    /// together are at most 1048576, and each needs some 1.2 kB, which are allocated at once.
     pub held: u32,
     /// When access ends: PF_PROTECT_*; 0: PF_PROTECT_STRICT. What stays mapped for its lifetime may
     /// be a payload with each of them, and is then reported as PF_END_STAYS_MAPPED.
@@ -125,7 +153,8 @@ unsafe impl Options for pf_requests_opts {
 #[derive(Clone, Copy)]
 pub struct pf_payload {
     /// The memory: any bytes of one allocation of an arena in the domain, of one block, or of one
-    /// registration.
+    /// registration. Of a block it is checked that they are its pool's, not where it ends. The
+    /// device reaches the whole pages of 4096 bytes around them.
     pub va: *mut c_void,
     /// Bytes, at least 1.
     pub len: usize,
@@ -177,7 +206,7 @@ pub unsafe extern "C" fn pf_requests_create(
         check_out(out, "out")?;
         let state = Arc::clone(&DOMAINS.get(domain)?.state);
         // SAFETY: as the caller promises.
-        let opts = unsafe { read(opts) }?;
+        let opts = unsafe { read_needed(opts) }?;
         let handle = REQUESTS.insert(pf_requests_t::new(state, &opts)?)?;
         // SAFETY: as the caller promises.
         unsafe { store(out, handle, "out") }?;
@@ -205,8 +234,8 @@ pub extern "C" fn pf_requests_destroy(requests: *mut pf_requests_t) -> c_int {
                 }
                 Err(fail!(
                     EBUSY,
-                    "{at_device} requests are at the device, and {unreported} have not been reported: say what has \
-                     become of the former, and call pf_requests_poll for all"
+                    "the loop has requests (at the device: {at_device}; not reported: {unreported}): say what has become of \
+                     those at the device, and call pf_requests_poll for all"
                 ))
             })?);
         }
@@ -313,7 +342,8 @@ extern "C" fn completed(
         let mut requests = REQUESTS.get_mut(handle)?;
         let token = requests.at_device(name)?;
         requests.report(name, pf_event_kind::PF_EVENT_REVOKE, Site::new(caller, handle));
-        requests.requests.completed(token).map_err(|error| fail!(ESTALE, "{error}"))?;
+        requests.requests.completed(token).map_err(|error| not_at_device(name, &error))?;
+        requests.found(name);
         if let Some(request) = requests.names.get_mut(name) {
             request.result = result;
         }
@@ -330,7 +360,8 @@ extern "C" fn completed(
 /// Return: 0: no device reaches the payloads; PF_STAYS_MAPPED: one is mapped for its lifetime; or
 /// -errno: ETIMEDOUT (the flush is late, and the memory stays in use: pf_requests_poll() reports
 /// the request when it ends); EIO (the flush never completes, and the memory is quarantined);
-/// ESTALE (it has ended, is another loop's, or none: nothing has changed); EBADF; EBUSY.
+/// ESTALE (it has ended, was said to be lost, is another loop's, or none: nothing has changed);
+/// EBADF; EBUSY.
 /// Thread: one at a time. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -342,8 +373,16 @@ extern "C" fn refused(handle: *mut pf_requests_t, name: u64, caller: Caller) -> 
     call(|| {
         let mut requests = REQUESTS.get_mut(handle)?;
         let token = requests.at_device(name)?;
+        if requests.names.get(name).is_some_and(|request| request.lost.is_some()) {
+            return Err(fail!(
+                ESTALE,
+                "token {name:#x}: its request was given up, so that the device may work on it: it ends with \
+                 pf_requests_completed or pf_requests_stopped"
+            ));
+        }
         requests.report(name, pf_event_kind::PF_EVENT_REVOKE, Site::new(caller, handle));
-        let ended = requests.requests.refused(token).map_err(|error| fail!(ESTALE, "{error}"))?;
+        let ended =
+            requests.requests.refused(token).map_err(|error| not_at_device(name, &error))?;
         match ended.end {
             End::Late(_) => Err(fail!(
                 ETIMEDOUT,
@@ -380,9 +419,18 @@ extern "C" fn refused(handle: *mut pf_requests_t, name: u64, caller: Caller) -> 
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_requests_lost(requests: *mut pf_requests_t, token: u64) -> c_int {
     call(|| {
-        let mut requests = REQUESTS.get_mut(requests)?;
-        let token = requests.at_device(token)?;
-        requests.requests.lost(token).map_err(|error| fail!(ESTALE, "{error}"))?;
+        let (name, mut requests) = (token, REQUESTS.get_mut(requests)?);
+        let token = requests.at_device(name)?;
+        requests.requests.lost(token).map_err(|error| not_at_device(name, &error))?;
+        let parts = requests.parts(name);
+        let bytes = parts.map(|(_, iova, len)| page_bytes(iova, len)).sum();
+        if let Some(request) = requests.names.get_mut(name) {
+            request.lost = Some(bytes);
+        }
+        requests.state.count_lost(|lost| {
+            lost.open.requests += 1;
+            lost.open.bytes += bytes;
+        });
         Ok(0)
     })
 }
@@ -403,12 +451,16 @@ pub extern "C" fn pf_requests_stopped(requests: *mut pf_requests_t) -> c_int {
 extern "C" fn stopped(handle: *mut pf_requests_t, caller: Caller) -> c_int {
     call(|| {
         let mut requests = REQUESTS.get_mut(handle)?;
+        let names = requests.names.all();
         if hook().is_some() {
-            for name in requests.names.all() {
+            for &name in &names {
                 requests.report(name, pf_event_kind::PF_EVENT_REVOKE, Site::new(caller, handle));
             }
         }
         requests.requests.stopped();
+        for name in names {
+            requests.found(name);
+        }
         Ok(0)
     })
 }
@@ -492,12 +544,12 @@ pub unsafe extern "C" fn pf_requests_wait(
 pub extern "C" fn pf_requests_fd(requests: *mut pf_requests_t) -> c_int {
     call(|| {
         let mut requests = REQUESTS.get_mut(requests)?;
-        let armed = match requests.ready.is_empty() {
-            true => requests.requests.arm(),
-            false => requests.requests.arm_now(),
+        let pf_requests_t { requests, ready, handed, .. } = &mut *requests;
+        let armed = match ready.is_empty() {
+            true => requests.arm(),
+            false => requests.arm_now(),
         };
-        let fd = armed.map(|fd| fd.as_raw_fd());
-        fd.map_err(|error| {
+        armed.and_then(|own| Handed::of(handed, own)).map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
             Failure::new(errno, format!("cannot prepare the loop's timer: {error}"))
         })
@@ -541,7 +593,8 @@ impl pf_requests_t {
             )
         })?;
         let is_static = protect == PF_PROTECT_STATIC;
-        Ok(Self { requests, is_static, names, ended, ready, lookup: state.lookup(), state })
+        let lookup = state.lookup();
+        Ok(Self { handed: None, requests, is_static, names, ended, ready, lookup, state })
     }
 
     /// Begins a request, and returns its name.
@@ -606,7 +659,7 @@ impl pf_requests_t {
             (Some(first), None) => begin_these(&mut self.requests, [first]),
             (None, _) => begin_these(&mut self.requests, []),
         }?;
-        let request = Request { token, result: 0, memory };
+        let request = Request { token, result: 0, memory, lost: None };
         // A slot is free.
         self.names.add(token.slot(), request).ok_or_else(|| fail!(EAGAIN, "no slot is left"))
     }
@@ -650,6 +703,17 @@ impl pf_requests_t {
         let Some(hook) = hook() else { return };
         for (va, iova, len) in self.parts(name) {
             hook.report(kind, va, iova, len, site);
+        }
+    }
+
+    /// Counts a request that has ended as lost no more.
+    fn found(&mut self, name: u64) {
+        let request = self.names.get_mut(name);
+        if let Some(bytes) = request.and_then(|request| request.lost.take()) {
+            self.state.count_lost(|lost| {
+                lost.open.requests -= 1;
+                lost.open.bytes -= bytes;
+            });
         }
     }
 
@@ -731,6 +795,18 @@ fn begin_all(
         6 => begin::<6>(requests, payloads),
         7 => begin::<7>(requests, payloads),
         _ => begin::<MOST>(requests, payloads),
+    }
+}
+
+/// Returns why the loop refuses a token that it knows: the program has its name only.
+#[cold]
+fn not_at_device(name: u64, error: &TokenError) -> Failure {
+    match error {
+        TokenError::Ended { .. } => fail!(
+            ESTALE,
+            "token {name:#x}: its request has ended or is lost: say once what has become of a request"
+        ),
+        _ => fail!(ESTALE, "token {name:#x}: {error}"),
     }
 }
 

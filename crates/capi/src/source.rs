@@ -1,7 +1,7 @@
 //! [`Marked`]: an arena as the source of a pool's chunks, whose memory is marked as the pool's.
 
 use crate::arena::pf_arena_t;
-use crate::failure::{Failure, fail};
+use crate::failure::{Counted, Failure, fail};
 use crate::process::Uncancelled;
 use crate::region::{Hold, PAGE, Region};
 use pinfold::core::domain::DomainId;
@@ -58,7 +58,8 @@ impl Marked {
             if let Some((page, uses)) = self.region().first_use(addr, len) {
                 return Err(fail!(
                     EBUSY,
-                    "{uses} mappings or requests use {page:#x}, memory of the pool: unmap it, or wait for them, first"
+                    "{page:#x}, memory of the pool, is in use by {}: unmap it, or wait for their end, first",
+                    Counted(uses, "mapping or request")
                 ));
             }
         }

@@ -300,6 +300,14 @@ impl FileMedia {
         let bytes = match bytes {
             Some(want) if want > has => {
                 file.set_len(want)?;
+                // Files of proc and the like take any length, and have none.
+                let has = file.metadata()?.len();
+                if has < want {
+                    let why = format!(
+                        "it cannot be grown to {want} bytes, and has {has}: name a regular file"
+                    );
+                    return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+                }
                 want
             }
             _ => has,
@@ -398,6 +406,14 @@ impl Media for FileMedia {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A file of proc takes any length, and has none: each command would fail.
+    #[test]
+    fn a_file_that_does_not_grow_is_refused() {
+        let refused = FileMedia::open(Path::new("/proc/self/comm"), Some(1 << 20)).err().unwrap();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        assert!(refused.to_string().contains("cannot be grown to 1048576 bytes"), "{refused}");
+    }
 
     /// As in a buffer that begins at a page: stored bytes have their offset in the page, zeroes and
     /// a file's begin at one.

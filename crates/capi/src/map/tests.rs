@@ -233,7 +233,7 @@ fn a_late_unmap_leaves_its_memory_with_the_domain() {
     assert_eq!(pf_unmap(program.owner, map), -libc::ESTALE);
     let (held, why) = program.held();
     assert_eq!((held.deferred, held.deferred_bytes, held.quarantined), (1, 8192, 0));
-    assert!(why.contains("1 mappings (8192 bytes) wait"), "{why}");
+    assert!(why.contains("a flush is late for 1 mapping (8192 bytes)"), "{why}");
     assert_eq!(pf_free(program.arena, memory), -libc::EBUSY);
     std::thread::sleep(Duration::from_millis(80));
     assert_eq!(program.held().0.deferred, 0);
@@ -260,7 +260,7 @@ fn a_flush_that_never_completes_quarantines_the_memory() {
     let ticket = program.revoke(&[map, fixed]);
     for _ in 0..3 {
         assert_eq!(pf_wait(program.owner, ticket, 1_000_000), -libc::EIO);
-        assert!(last_message().contains("memory of 1 mappings for good"));
+        assert!(last_message().contains("memory of 1 mapping for good"));
         assert_eq!(pf_quiesced(program.owner, ticket), -libc::EIO);
         assert_eq!(pf_free(program.arena, lost), -libc::EBUSY);
     }
@@ -268,7 +268,7 @@ fn a_flush_that_never_completes_quarantines_the_memory() {
     assert!(message.contains("in use by 2 mappings"), "{message}");
     let (held, why) = program.held();
     assert_eq!((held.quarantined, held.quarantined_bytes, held.deferred), (1, 4096, 0));
-    assert!(why.contains("1 mappings (4096 bytes) could not be revoked"), "{why}");
+    assert!(why.contains("1 mapping (4096 bytes) could not be revoked"), "{why}");
     assert_eq!(pf_unmap(program.owner, strict), -libc::EIO);
     assert_eq!(program.held().0.quarantined, 2);
     // What was fixed has been handed back, but cannot be unmapped: the page is leaked.

@@ -3,10 +3,11 @@
 
 use super::pf_queue_t;
 use crate::failure::{Failure, fail};
+use crate::handed::Handed;
 use rustix::event::epoll;
 use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 impl pf_queue_t {
     /// Returns the descriptor, which the first call creates.
@@ -14,8 +15,8 @@ impl pf_queue_t {
     /// # Errors
     /// `ENOTSUP`: the queue has no interrupt. `EMFILE` and the like.
     pub(super) fn descriptor(&mut self) -> Result<c_int, Failure> {
-        if let Some(both) = &self.descriptor {
-            return Ok(both.as_raw_fd());
+        if let Some((handed, _)) = &self.descriptor {
+            return Ok(handed.fd());
         }
         let Some(interrupt) = self.queue.interrupt_fd() else {
             return Err(fail!(
@@ -24,11 +25,12 @@ impl pf_queue_t {
             ));
         };
         let both = self.requests.arm().and_then(|timer| joined([interrupt, timer]));
+        let both = both.and_then(|both| Ok((Handed::new(both.as_fd())?, both)));
         let both = both.map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
             Failure::new(errno, format!("cannot create the descriptor of a queue: {error}"))
         })?;
-        Ok(self.descriptor.insert(both).as_raw_fd())
+        Ok(self.descriptor.insert(both).0.fd())
     }
 }
 

@@ -213,7 +213,7 @@ fn a_command_that_hangs_is_reported_lost_and_keeps_its_memory() {
         assert_eq!(program.reports(COUNT), expected, "{protect}");
         // One of eight requests still has the allocation.
         assert_eq!(program.free(), -EBUSY);
-        assert!(message().contains("1 mappings or requests"), "{}", message());
+        assert!(message().contains("1 mapping or request"), "{}", message());
         assert_eq!(pf_arena_destroy(program.arena), -EBUSY);
         // The queue goes on.
         program.faults.clear();

@@ -250,7 +250,7 @@ int main(void) {
     traced();
     own_memory_and_files();
     REFUSED(EBADF, "not of a domain", pf_domain_destroy((pf_domain_t *)arena));
-    REFUSED(EBADF, "not of a arena", pf_arena_destroy((pf_arena_t *)domain));
+    REFUSED(EBADF, "not of an arena", pf_arena_destroy((pf_arena_t *)domain));
     ended_by_threads();
     of_many_domains();
     in_a_child();

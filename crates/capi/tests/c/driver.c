@@ -105,8 +105,8 @@ static void before_any_device(uint32_t interface) {
     struct pf_arena_opts opts = {
         .struct_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
     static char own[4096] __attribute__((aligned(4096)));
-    pf_domain_t *domain;
-    pf_device_t *devices[2];
+    pf_domain_t *domain, *other, *none;
+    pf_device_t *devices[2], *no_device;
     pf_arena_t *whole, *arena;
     pf_owner_t *owner;
     pf_reg_t *reg;
@@ -132,6 +132,15 @@ static void before_any_device(uint32_t interface) {
     OK(pf_device_open(domain, SECOND, &devices[1]));
     REFUSED(EBUSY, "open already", pf_device_open(domain, SECOND, &devices[1]));
     REFUSED(EEXIST, SECOND, pf_domain_attach(domain, SECOND));
+    REFUSED(EEXIST, SECOND, pf_domain_attach(domain, "02:00.0"));
+    /* A device of this process, in whatever way it is its, is no other domain's. */
+    OK(pf_domain_create(&of, &other));
+    REFUSED(EBUSY, "open already", pf_domain_attach(domain, FIRST));
+    REFUSED(EBUSY, "open already", pf_domain_attach(other, FIRST));
+    REFUSED(EBUSY, "open already", pf_domain_vfio(FIRST, interface, &none));
+    /* It has a driver, which still drives it after the refusal. */
+    REFUSED(EBUSY, "pf_device_destroy", pf_domain_detach(domain, SECOND));
+    REFUSED(ENODEV, "not attached", pf_domain_detach(domain, FIRST));
     OK(pf_map(owner, buffers + 8192, 4096, PF_FROM_DEVICE, &late, &late_iova));
     for (int i = 0; i < 2; i++) {
         enable(&admin[i], devices[i], memory + i * 3 * 4096, iova + (uint64_t)i * 3 * 4096);
@@ -149,11 +158,17 @@ static void before_any_device(uint32_t interface) {
         OK(pf_device_destroy(devices[i]));
     }
     /* It was closed; the second one is still attached, and may be opened again. */
+    REFUSED(EBUSY, "another domain", pf_device_open(other, SECOND, &no_device));
+    REFUSED(EBUSY, "another domain", pf_domain_attach(other, SECOND));
+    REFUSED(EBUSY, "another domain", pf_domain_vfio("02:00.0", interface, &none));
     OK(pf_device_open(domain, SECOND, &devices[1]));
     OK(pf_device_destroy(devices[1]));
     OK(pf_device_open(domain, FIRST, &devices[0]));
     OK(pf_device_destroy(devices[0]));
+    OK(pf_domain_detach(domain, "02:00.0"));
+    OK(pf_domain_attach(domain, SECOND));
     OK(pf_domain_detach(domain, SECOND));
+    OK(pf_domain_destroy(other));
     OK(pf_unmap(owner, early));
     OK(pf_unmap(owner, late));
     OK(pf_owner_destroy(owner));
@@ -364,7 +379,7 @@ static void driven(uint32_t interface) {
     REFUSED(EFAULT, "`buf` is NULL", pf_device_config_write(device, 0, NULL, 1));
     REFUSED(EINVAL, "at most 4096", pf_device_config_read(device, 0, memory, 4097));
     REFUSED(EINVAL, "at most 4096", pf_device_config_write(device, 0, memory, 4097));
-    REFUSED(EINVAL, "not inside", pf_device_config_read(device, 4096, &word, 1));
+    REFUSED(EINVAL, "of configuration space", pf_device_config_read(device, 4096, &word, 1));
     REFUSED(EINVAL, "not inside", pf_device_config_write(device, UINT64_MAX, &word, 4));
 
     CHECK((command_register(device) & 4) == 0);
@@ -377,7 +392,7 @@ static void driven(uint32_t interface) {
     REFUSED(EFAULT, "`bar` is NULL", pf_device_bar(device, 0, NULL));
     REFUSED(ENXIO, "BAR 6", pf_device_bar(device, 6, &bar));
     REFUSED(ENXIO, "BAR 4294967295", pf_device_bar(device, UINT32_MAX, &bar));
-    REFUSED(ENXIO, "region 3", pf_device_bar(device, 3, &bar));
+    REFUSED(ENXIO, "BAR 3", pf_device_bar(device, 3, &bar));
 
     int has = (int)OK(pf_device_irqs(device, 0, NULL));
     CHECK(has > 1 && has < 4096);
@@ -416,6 +431,7 @@ static void driven(uint32_t interface) {
     REFUSED(EBADF, "destroyed", pf_device_bar(device, 0, &bar));
     OK(pf_nvme_open(domain, arena, &controller, &nvme));
     REFUSED(EBUSY, "pf_nvme_destroy", pf_device_open(domain, FIRST, &device));
+    REFUSED(EBUSY, "pf_nvme_destroy", pf_domain_detach(domain, FIRST));
     OK(pf_nvme_destroy(nvme));
     OK(pf_device_open(domain, FIRST, &device));
     CHECK((command_register(device) & 4) == 0); /* the driver before has switched it off */
@@ -426,11 +442,16 @@ static void driven(uint32_t interface) {
     /* The device keeps what it needs of its domain. */
     OK(pf_free(arena, memory));
     OK(pf_arena_destroy(arena));
-    OK(pf_domain_detach(domain, FIRST));
+    REFUSED(EBUSY, "pf_device_destroy", pf_domain_detach(domain, FIRST));
     OK(pf_domain_destroy(domain));
     OK(pf_device_config_read(device, 0, &word, 4));
     CHECK(word == id);
+    /* Closed by the program: the library closes nothing in its place. */
+    OK(pf_device_irqs(device, 2, fds));
+    int own = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    CHECK(own >= 0 && dup2(own, fds[0]) == fds[0] && close(fds[1]) == 0);
     OK(pf_device_destroy(device));
+    CHECK(fcntl(fds[0], F_GETFD) >= 0 && close(fds[0]) == 0 && close(own) == 0);
 }
 
 static void *disturb(void *device) {

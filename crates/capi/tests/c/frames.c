@@ -25,8 +25,8 @@ static pf_frames_t *new_frames(pf_arena_t *from) {
 static void create(void) {
     pf_frames_t *frames = NULL;
     REFUSED(EFAULT, "`out` is NULL", pf_frames_create(arena, NULL));
-    REFUSED(EBADF, "no handle of a arena", pf_frames_create(NULL, &frames));
-    REFUSED(EBADF, "not of a arena", pf_frames_create((pf_arena_t *)domain, &frames));
+    REFUSED(EBADF, "no handle of an arena", pf_frames_create(NULL, &frames));
+    REFUSED(EBADF, "not of an arena", pf_frames_create((pf_arena_t *)domain, &frames));
     CHECK(frames == NULL);
     frames = new_frames(arena);
     /* The arena does not end before its handles. */

@@ -118,8 +118,8 @@ static void of_a_pool(char *own) {
     REFUSED(EEXIST, "registered", pf_pool_add(pool, own - page, 2 * page, 0));
     OK(pf_pool_add(pool, own + page, size - page, iova));
     REFUSED(EEXIST, "a pool", pf_pool_add(other, own + size - page, page, iova));
-    REFUSED(EBUSY, "use the memory", pf_reg_destroy(reg));
-    REFUSED(EBUSY, "use the memory", pf_reg_destroy(again));
+    REFUSED(EBUSY, "in use by 1 mapping", pf_reg_destroy(reg));
+    REFUSED(EBUSY, "in use by", pf_reg_destroy(again));
     OK(pf_pool_destroy(pool));
     OK(pf_reg_destroy(reg));
     OK(pf_reg_destroy(again));

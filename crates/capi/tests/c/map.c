@@ -21,7 +21,7 @@ static void create(void) {
     REFUSED(EBADF, "no handle of a domain", pf_owner_create(NULL, &owner));
     REFUSED(EBADF, "not of a domain", pf_owner_create((pf_domain_t *)arena, &owner));
     OK(pf_owner_create(domain, &owner));
-    REFUSED(EBADF, "not of a owner", pf_owner_destroy((pf_owner_t *)domain));
+    REFUSED(EBADF, "not of an owner", pf_owner_destroy((pf_owner_t *)domain));
     OK(pf_owner_destroy(NULL));
 }
 
@@ -33,7 +33,7 @@ static void one(void) {
     REFUSED(ENXIO, "mapped per use", pf_iova(domain, memory, 1, &iova));
     REFUSED(EFAULT, "`map` is NULL", pf_map(owner, memory, 1, PF_BIDIR, NULL, &iova));
     REFUSED(EFAULT, "`iova` is NULL", pf_map(owner, memory, 1, PF_BIDIR, &map, NULL));
-    REFUSED(EBADF, "no handle of a owner", pf_map(NULL, memory, 1, PF_BIDIR, &map, &iova));
+    REFUSED(EBADF, "no handle of an owner", pf_map(NULL, memory, 1, PF_BIDIR, &map, &iova));
     REFUSED(EINVAL, "direction 0", pf_map(owner, memory, 1, 0, &map, &iova));
     REFUSED(EINVAL, "direction 4", pf_map(owner, memory, 1, 4, &map, &iova));
     REFUSED(EINVAL, "0 bytes", pf_map(owner, memory, 0, PF_BIDIR, &map, &iova));
@@ -45,8 +45,8 @@ static void one(void) {
     /* Any bytes, in any direction. */
     OK(pf_map(owner, memory + 5000, 10000, PF_FROM_DEVICE, &map, &iova));
     CHECK(iova % 4096 == 5000 % 4096);
-    REFUSED(EBUSY, "in use by 1 mappings", pf_free(arena, memory));
-    REFUSED(EBUSY, "1 live mappings", pf_owner_destroy(owner));
+    REFUSED(EBUSY, "in use by 1 mapping", pf_free(arena, memory));
+    REFUSED(EBUSY, "1 live mapping", pf_owner_destroy(owner));
     REFUSED(ESTALE, "mapping 0", pf_unmap(owner, none));
     REFUSED(ESTALE, "ended before", pf_unmap(owner, (pf_map_t){map.id, map.gen + 1}));
     REFUSED(ESTALE, "ended before", pf_unmap(owner, (pf_map_t){map.id + 1, map.gen}));

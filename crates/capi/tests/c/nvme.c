@@ -64,7 +64,7 @@ static void open_and_look(void) {
     struct pf_nvme_opts opts = {.struct_size = sizeof opts, .size = CAPACITY};
     REFUSED(EFAULT, "`out` is NULL", pf_nvme_open(domain, whole, &opts, NULL));
     REFUSED(EBADF, "no handle of a domain", pf_nvme_open(NULL, whole, &opts, &nvme));
-    REFUSED(EBADF, "not of a arena", pf_nvme_open(domain, (pf_arena_t *)domain, &opts, &nvme));
+    REFUSED(EBADF, "not of an arena", pf_nvme_open(domain, (pf_arena_t *)domain, &opts, &nvme));
     REFUSED(EINVAL, "0 bytes", pf_nvme_open(domain, whole, NULL, &nvme));
     opts.flags = 4;
     REFUSED(EINVAL, "flags 0x4", pf_nvme_open(domain, whole, &opts, &nvme));
@@ -453,9 +453,9 @@ static void refused(uint32_t protect) {
     /* In flight: its memory, its queue, its controller and its arena stay. */
     iov.iov_base = memory;
     CHECK(OK(pf_submit(on, &request, 1)) == 1);
-    REFUSED(EBUSY, "1 mappings or requests", pf_free(from, memory));
+    REFUSED(EBUSY, "1 mapping or request", pf_free(from, memory));
     REFUSED(EBUSY, "1 requests of the queue", pf_queue_destroy(on));
-    REFUSED(EBUSY, "1 queues", pf_nvme_destroy(nvme));
+    REFUSED(EBUSY, "1 queue:", pf_nvme_destroy(nvme));
     REFUSED(EBUSY, "bytes of the arena are in use", pf_arena_destroy(from));
     /* Of three that follow, one fits; then none. */
     struct pf_request three[3] = {good, good, good};
@@ -520,7 +520,7 @@ static void *look(void *on) {
     struct pf_completion done;
     for (unsigned looks = 1; !__atomic_load_n(&stop, __ATOMIC_RELAXED); looks++) {
         int found = pf_complete(on, &done, 0);
-        CHECK(found == 0 || (found == -EBUSY && strstr(pf_strerror_last(), "another thread")));
+        CHECK(found == 0 || (found == -EBUSY && strstr(pf_strerror_last(), "has not ended")));
         /* Valgrind would switch in the middle of a call, always. */
         if (looks % 32 == 0)
             sched_yield();

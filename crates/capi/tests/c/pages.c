@@ -26,7 +26,7 @@ static pf_pages_t *new_pages(unsigned page_bytes) {
 static void create(void) {
     pf_pages_t *pages = NULL;
     REFUSED(EFAULT, "`out` is NULL", pf_pages_create(arena, 4096, 0, NULL));
-    REFUSED(EBADF, "no handle of a arena", pf_pages_create(NULL, 4096, 0, &pages));
+    REFUSED(EBADF, "no handle of an arena", pf_pages_create(NULL, 4096, 0, &pages));
     static const unsigned wrong[] = {0, 1, 4095, 4097, 12288, 4 * MIB, UINT_MAX, 1u << 31};
     for (unsigned i = 0; i < 8; i++)
         REFUSED(EINVAL, "at most 2097152", pf_pages_create(arena, wrong[i], 0, &pages));

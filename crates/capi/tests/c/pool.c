@@ -40,8 +40,8 @@ static void create(void) {
     struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = 256};
     pf_pool_t *pool = NULL;
     REFUSED(EFAULT, "`out` is NULL", pf_pool_create(arena, &opts, NULL));
-    REFUSED(EBADF, "no handle of a arena", pf_pool_create((pf_arena_t *)&opts, &opts, &pool));
-    REFUSED(EBADF, "not of a arena", pf_pool_create((pf_arena_t *)domain, &opts, &pool));
+    REFUSED(EBADF, "no handle of an arena", pf_pool_create((pf_arena_t *)&opts, &opts, &pool));
+    REFUSED(EBADF, "not of an arena", pf_pool_create((pf_arena_t *)domain, &opts, &pool));
     REFUSED(EINVAL, "0 bytes", pf_pool_create(arena, NULL, &pool));
     opts.struct_size = 8;
     REFUSED(EINVAL, "8 bytes", pf_pool_create(arena, &opts, &pool));
@@ -389,7 +389,7 @@ static void *share_a_cache(void *arg) {
             CHECK(code == 0);
             __atomic_fetch_add(&shared->done, 1, __ATOMIC_RELAXED);
         } else {
-            CHECK(code == -EBUSY && strstr(pf_strerror_last(), "another thread") != NULL);
+            CHECK(code == -EBUSY && strstr(pf_strerror_last(), "has not ended") != NULL);
             __atomic_fetch_add(&shared->refused, 1, __ATOMIC_RELAXED);
         }
     }

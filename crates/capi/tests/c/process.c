@@ -496,8 +496,8 @@ static void jumps(void) {
     CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) == 0);
     CHECK(state == PTHREAD_CANCEL_DISABLE);
     pf_trace_set(NULL, NULL, NULL);
-    REFUSED(EBUSY, "another thread", pf_get(other, &block));
-    REFUSED(EBUSY, "another thread", pf_cache_destroy(other));
+    REFUSED(EBUSY, "has not ended", pf_get(other, &block));
+    REFUSED(EBUSY, "has not ended", pf_cache_destroy(other));
     use();
 }
 

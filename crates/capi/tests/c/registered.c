@@ -32,7 +32,7 @@ static void create(void) {
     REFUSED(EINVAL, "multiples of 4096", pf_register(domain, memory + 1, size - 4096, &reg));
     REFUSED(EINVAL, "multiples of 4096", pf_register(domain, memory, size - 1, &reg));
     REFUSED(EINVAL, "multiples of 4096", pf_register(domain, memory, 0, &reg));
-    REFUSED(EINVAL, "multiples of 4096", pf_register(domain, memory, SIZE_MAX - 4095, &reg));
+    REFUSED(EINVAL, "beyond the last address", pf_register(domain, memory, SIZE_MAX - 4095, &reg));
     REFUSED(EFAULT, "cannot be read and written", pf_register(domain, memory, (size_t)1 << 46, &reg));
     /* Not mapped, and only to be read. */
     char *hole = pages(3 * 4096, PROT_READ | PROT_WRITE);
@@ -90,9 +90,9 @@ static void mapped(void) {
     OK(pf_map(owner, memory + 100, 200, PF_TO_DEVICE, &map, &iova));
     OK(pf_iova(domain, memory + 100, 200, &fixed));
     CHECK(iova == fixed);
-    REFUSED(EBUSY, "1 mappings", pf_reg_destroy(reg));
+    REFUSED(EBUSY, "1 mapping", pf_reg_destroy(reg));
     OK(pf_revoke_many(owner, &map, 1, &ticket));
-    REFUSED(EBUSY, "1 mappings", pf_reg_destroy(reg));
+    REFUSED(EBUSY, "1 mapping", pf_reg_destroy(reg));
     OK(pf_wait(owner, ticket, 0));
     OK(pf_owner_destroy(owner));
 }
@@ -103,7 +103,7 @@ static void described(void) {
     OK(pf_iova(domain, memory, 1, &iova));
     REFUSED(EFAULT, "`segments` is NULL", pf_segments(reg, 0, 1, NULL, 1));
     REFUSED(EBADF, "no handle", pf_segments(NULL, 0, 1, segment, 1));
-    REFUSED(EINVAL, "not inside", pf_segments(reg, 0, 0, segment, 1));
+    REFUSED(EINVAL, "at least 1", pf_segments(reg, 0, 0, segment, 1));
     REFUSED(EINVAL, "not inside", pf_segments(reg, size, 1, segment, 1));
     REFUSED(EINVAL, "not inside", pf_segments(reg, SIZE_MAX, 2, segment, 1));
     REFUSED(EINVAL, "not inside", pf_segments(reg, 1, size, segment, 1));
@@ -220,12 +220,12 @@ static void in_a_ring(void) {
     CHECK(read_fixed(&ring, file, memory + 5000, sizeof text, 2) == -EFAULT);
     OK(pf_uring_register(reg, ring.fd, 2));
     OK(pf_uring_register(reg, ring.fd, 2)); /* again: replaced */
-    REFUSED(EBUSY, "1 tables of rings", pf_reg_destroy(reg));
+    REFUSED(EBUSY, "in 1 ring table", pf_reg_destroy(reg));
     CHECK(read_fixed(&ring, file, memory + 5000, sizeof text, 2) == sizeof text);
     CHECK(strcmp(memory + 5000, text) == 0);
     CHECK(read_fixed(&ring, file, memory + 5000, sizeof text, 1) == -EFAULT);
     OK(pf_uring_register(reg, ring.fd, 0));
-    REFUSED(EBUSY, "2 tables of rings", pf_reg_destroy(reg));
+    REFUSED(EBUSY, "in 2 ring tables", pf_reg_destroy(reg));
     OK(pf_uring_unregister(reg, ring.fd, 2));
     REFUSED(ENOENT, "not at place 2", pf_uring_unregister(reg, ring.fd, 2));
     CHECK(read_fixed(&ring, file, memory + 5000, sizeof text, 2) == -EFAULT);
@@ -236,10 +236,10 @@ static void in_a_ring(void) {
     OK(pf_register(domain, more, 4096, &second));
     OK(pf_uring_register(reg, ring.fd, 1));
     OK(pf_uring_register(second, ring.fd, 1));
-    REFUSED(EBUSY, "1 tables of rings", pf_reg_destroy(reg));
+    REFUSED(EBUSY, "in 1 ring table", pf_reg_destroy(reg));
     REFUSED(ENOENT, "not at place 1", pf_uring_unregister(reg, ring.fd, 1));
     CHECK(read_fixed(&ring, file, more, sizeof text, 1) == sizeof text);
-    REFUSED(EBUSY, "1 tables of rings", pf_reg_destroy(second));
+    REFUSED(EBUSY, "in 1 ring table", pf_reg_destroy(second));
     OK(pf_uring_unregister(second, ring.fd, 1));
     OK(pf_reg_destroy(second));
     CHECK(munmap(more, 4096) == 0);
@@ -248,7 +248,7 @@ static void in_a_ring(void) {
     pf_arena_t *arena;
     OK(pf_arena_create(domain, &opts, &arena));
     char *buffer = pf_alloc(arena, 8192, NULL);
-    REFUSED(EBADF, "not of a arena", pf_uring_register_arena((pf_arena_t *)reg, ring.fd, 1));
+    REFUSED(EBADF, "not of an arena", pf_uring_register_arena((pf_arena_t *)reg, ring.fd, 1));
     REFUSED(EBADF, "not a usable io_uring", pf_uring_register_arena(arena, null, 1));
     REFUSED(EINVAL, "table has no", pf_uring_register_arena(arena, ring.fd, 4));
     CHECK(read_fixed(&ring, file, buffer + 100, sizeof text, 1) == -EFAULT);
@@ -256,7 +256,7 @@ static void in_a_ring(void) {
     CHECK(read_fixed(&ring, file, buffer + 100, sizeof text, 1) == sizeof text);
     CHECK(strcmp(buffer + 100, text) == 0);
     OK(pf_free(arena, buffer));
-    REFUSED(EBUSY, "1 tables of rings", pf_arena_destroy(arena));
+    REFUSED(EBUSY, "in 1 ring table", pf_arena_destroy(arena));
     REFUSED(ENOENT, "not at place 2", pf_uring_unregister_arena(arena, ring.fd, 2));
     REFUSED(ENOENT, "not at place 1", pf_uring_unregister(reg, ring.fd, 1));
     OK(pf_uring_unregister_arena(arena, ring.fd, 1));
@@ -310,8 +310,8 @@ static void in_a_ring(void) {
     OK(pf_uring_register(reg, number, 2));
     CHECK(read_fixed(&ring, file, buffer, sizeof text, 1) == sizeof text);
     OK(pf_free(arena, buffer));
-    REFUSED(EBUSY, "1 tables of rings", pf_arena_destroy(arena));
-    REFUSED(EBUSY, "3 tables of rings", pf_reg_destroy(reg));
+    REFUSED(EBUSY, "in 1 ring table", pf_arena_destroy(arena));
+    REFUSED(EBUSY, "in 3 ring tables", pf_reg_destroy(reg));
     /* The one that has the number now, and then the one that had it. */
     OK(pf_uring_unregister(reg, number, 2));
     CHECK(read_fixed(&ring, file, memory, sizeof text, 2) == sizeof text);

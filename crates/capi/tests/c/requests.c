@@ -1,5 +1,6 @@
 /* The protected request loop: every function and every misuse, with a device that is a port. */
 #include "traced.h"
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -9,6 +10,15 @@ static pf_domain_t *domain;
 static pf_arena_t *arena; /* mapped per use */
 static pf_arena_t *whole;
 static pf_port_t *port;
+
+/* Sets up a domain, with nothing in use: what a case leaves in use for good stays with it. */
+static void set_up(void) {
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 4 << 20};
+    OK(pf_arena_create(domain, &opts, &arena));
+    opts.policy = PF_POLICY_WHOLE;
+    OK(pf_arena_create(domain, &opts, &whole));
+    OK(pf_port_open(domain, &port));
+}
 
 static const uint32_t protections[] = {PF_PROTECT_STRICT, PF_PROTECT_REVOKE, PF_PROTECT_BATCH};
 
@@ -35,7 +45,7 @@ static void refusals(void) {
     pf_requests_t *requests = NULL;
     REFUSED(EFAULT, "`out` is NULL", pf_requests_create(domain, &opts, NULL));
     REFUSED(EBADF, "not of a domain", pf_requests_create((pf_domain_t *)arena, &opts, &requests));
-    REFUSED(EINVAL, "depth 0", pf_requests_create(domain, NULL, &requests));
+    REFUSED(EFAULT, "`opts` is NULL", pf_requests_create(domain, NULL, &requests));
     opts.depth = 0;
     REFUSED(EINVAL, "depth 0", pf_requests_create(domain, &opts, &requests));
     opts.depth = 1 << 20, opts.held = 1;
@@ -88,18 +98,18 @@ static void refusals(void) {
     }
     REFUSED(ESTALE, "never began", pf_requests_completed(other, token, 0));
     REFUSED(EBUSY, "in use by 1", pf_free(arena, memory));
-    REFUSED(EBUSY, "1 requests are at the device", pf_requests_destroy(requests));
+    REFUSED(EBUSY, "at the device: 1", pf_requests_destroy(requests));
     CHECK(OK(pf_requests_poll(requests, NULL, 0)) == 0);
     OK(pf_requests_completed(requests, token, 5));
     REFUSED(ESTALE, "has ended", pf_requests_completed(requests, token, 6));
     REFUSED(ESTALE, "has ended", pf_requests_refused(requests, token));
     REFUSED(ESTALE, "has ended", pf_requests_lost(requests, token));
-    REFUSED(EBUSY, "1 have not been reported", pf_requests_destroy(requests));
+    REFUSED(EBUSY, "not reported: 1", pf_requests_destroy(requests));
     REFUSED(EFAULT, "`done` is NULL", pf_requests_poll(requests, NULL, 1));
     REFUSED(EFAULT, "`done` is NULL", pf_requests_wait(requests, 0, NULL, 1));
     CHECK(OK(pf_requests_poll(requests, NULL, 0)) == 0); /* strict: it has ended here */
     OK(pf_free(arena, memory));
-    REFUSED(EBUSY, "1 have not been reported", pf_requests_destroy(requests));
+    REFUSED(EBUSY, "not reported: 1", pf_requests_destroy(requests));
     CHECK(OK(pf_requests_poll(requests, &done, 1)) == 1);
     CHECK(done.token == token && done.result == 5 && done.end == PF_END_QUIESCED && done.error == 0);
     REFUSED(ESTALE, "was reported", pf_requests_completed(requests, token, 0));
@@ -311,6 +321,152 @@ static void descriptor(void) {
     CHECK(poll(&ready, 1, 0) == 1 && ready.revents == POLLNVAL);
 }
 
+/* A program that closes the descriptors that it was given stops no call, and loses no file that it
+ * opens in their place. */
+static void closed_by_the_program(void) {
+    struct pf_arena_opts opts = {
+        .struct_size = sizeof opts, .size = 1 << 20, .sources = PF_SOURCE_MEMFD};
+    struct pf_region region = {.struct_size = sizeof region};
+    pf_requests_t *requests = loop_of(PF_PROTECT_BATCH, 2, 0);
+    pf_arena_t *shared;
+    pf_owner_t *owner;
+    OK(pf_owner_create(domain, &owner));
+    OK(pf_arena_create(domain, &opts, &shared));
+    OK(pf_arena_region(shared, &region));
+    int fds[] = {(int)OK(pf_requests_fd(requests)), (int)OK(pf_quiesce_fd(owner)), region.fd};
+    for (int i = 0; i < 3; i++) {
+        int own = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        CHECK(own >= 0 && dup2(own, fds[i]) == fds[i] && close(own) == 0);
+    }
+    char *memory = pf_alloc(shared, 4096, NULL);
+    struct pf_payload payload = {memory, 4096, PF_BIDIR, 0};
+    uint64_t token, iova;
+    OK(pf_requests_begin(requests, &payload, 1, &token, &iova));
+    OK(pf_requests_completed(requests, token, 5));
+    CHECK(OK(pf_requests_fd(requests)) == fds[0]);
+    CHECK(reported(requests).result == 5);
+    OK(pf_free(shared, memory));
+    OK(pf_requests_destroy(requests));
+    OK(pf_owner_destroy(owner));
+    OK(pf_arena_destroy(shared));
+    for (int i = 0; i < 3; i++)
+        CHECK(fcntl(fds[i], F_GETFD) >= 0 && close(fds[i]) == 0);
+    /* And without another file. */
+    requests = loop_of(PF_PROTECT_BATCH, 2, 0);
+    CHECK(close((int)OK(pf_requests_fd(requests))) == 0);
+    OK(pf_requests_destroy(requests));
+}
+
+/* An IOMMU that is slow, hangs, or fails, as pf_domain_soft_with() makes it. */
+static void goes_wrong(void) {
+    enum { SLOW, HANGS, FAILS };
+    const uint64_t soon = 20000000;
+    pf_domain_t *none = NULL;
+    struct pf_domain_soft_opts opts = {.struct_size = 8};
+    REFUSED(EINVAL, "sizeof", pf_domain_soft_with(&opts, &none));
+    REFUSED(EFAULT, "`out` is NULL", pf_domain_soft_with(NULL, NULL));
+    CHECK(none == NULL);
+    OK(pf_domain_soft_with(NULL, &none));
+    OK(pf_domain_destroy(none));
+    for (int how = SLOW; how <= FAILS; how++) {
+        opts = (struct pf_domain_soft_opts){.struct_size = sizeof opts, .timeout_ns = soon};
+        opts.flush_ns = how == SLOW ? 10 * soon : 0;
+        opts.hang_from = how == HANGS, opts.fail_from = how == FAILS ? 2 : 0;
+        OK(pf_domain_soft_with(&opts, &domain));
+        set_up();
+        struct pf_requests_opts loop = {.struct_size = sizeof loop,
+                                        .depth = 1,
+                                        .flush_ns = soon,
+                                        .protect = PF_PROTECT_BATCH};
+        pf_requests_t *requests;
+        OK(pf_requests_create(domain, &loop, &requests));
+        char *memory = pf_alloc(arena, 4096, NULL);
+        struct pf_payload payload = {memory, 4096, PF_BIDIR, 0};
+        struct pf_held held = {.struct_size = sizeof held};
+        struct pf_done done;
+        uint64_t token, iova;
+        /* The first flush succeeds where the second is the first to fail. */
+        for (int i = how == FAILS ? 0 : 1; i < 2; i++) {
+            OK(pf_requests_begin(requests, &payload, 1, &token, &iova));
+            OK(pf_requests_completed(requests, token, 7));
+            done = reported(requests);
+            CHECK(done.token == token && done.result == 7);
+            CHECK(i == 1 || done.end == PF_END_QUIESCED);
+        }
+        if (how != SLOW)
+            REFUSED(EBUSY, "in use by 1", pf_free(arena, memory));
+        if (how == SLOW) {
+            /* Late, unless this thread has had no processor until the flush had completed. */
+            if (done.end == PF_END_LATE)
+                done = reported(requests);
+            CHECK(done.token == token && done.end == PF_END_QUIESCED);
+            OK(pf_free(arena, memory));
+            OK(pf_requests_destroy(requests));
+            continue;
+        } else if (how == HANGS) {
+            CHECK(done.end == PF_END_LATE && done.error == -ETIMEDOUT);
+            OK(pf_quarantine(domain, &held, NULL, 0));
+            CHECK(held.quarantined == 0 && held.lost == 0);
+        } else {
+            CHECK(done.end == PF_END_LOST && done.error == -EIO);
+            char why[512];
+            OK(pf_quarantine(domain, &held, why, sizeof why));
+            CHECK(held.quarantined == 1 && held.quarantined_bytes == 4096 && held.lost == 0);
+            CHECK(strstr(why, "1 mapping (4096 bytes) could not be revoked") != NULL);
+            CHECK(held.process_bytes == 0);
+        }
+        /* A call that waits. */
+        pf_owner_t *owner;
+        pf_map_t map;
+        char *other = pf_alloc(arena, 4096, NULL);
+        OK(pf_owner_create(domain, &owner));
+        OK(pf_map(owner, other, 4096, PF_BIDIR, &map, &iova));
+        REFUSED(how == FAILS ? EIO : ETIMEDOUT, "flush", pf_unmap(owner, map));
+    }
+}
+
+/* What was given up is counted until it has ended, and for good where its loop has ended. */
+static void given_up(void) {
+    pf_requests_t *requests = loop_of(PF_PROTECT_BATCH, 4, 0);
+    struct pf_held held = {.struct_size = sizeof held}, before = held;
+    char *memory = pf_alloc(arena, 3 * 4096, NULL), why[1024];
+    uint64_t whole_iova, tokens[3], iovas[2];
+    char *kept = pf_alloc(whole, 4096, &whole_iova);
+    struct pf_payload payloads[] = {{memory + 4000, 200, PF_BIDIR, 0}, {kept, 1, PF_BIDIR, 0}};
+    OK(pf_quarantine(domain, &before, why, sizeof why));
+    CHECK(before.lost == 0 && before.lost_bytes == 0 && strstr(why, "no memory is held") != NULL);
+    for (int i = 0; i < 3; i++) {
+        OK(pf_requests_begin(requests, payloads, 2, &tokens[i], iovas));
+        OK(pf_requests_lost(requests, tokens[i]));
+        REFUSED(ESTALE, "given up", pf_requests_refused(requests, tokens[i]));
+    }
+    OK(pf_quarantine(domain, &held, why, sizeof why));
+    CHECK(held.lost == 3 && held.lost_bytes == 3 * 3 * 4096 && held.quarantined == 0);
+    CHECK(strstr(why, "given up: 3 requests (36864 bytes)") != NULL);
+    OK(pf_requests_completed(requests, tokens[0], 0));
+    OK(pf_quarantine(domain, &held, why, sizeof why));
+    CHECK(held.lost == 2 && held.lost_bytes == 2 * 3 * 4096);
+    OK(pf_requests_stopped(requests));
+    OK(pf_quarantine(domain, &held, why, sizeof why));
+    CHECK(held.lost == 0 && held.lost_bytes == 0 && strstr(why, "no memory is held") != NULL);
+    for (int i = 0; i < 3; i++)
+        CHECK(reported(requests).end == PF_END_STAYS_MAPPED);
+    /* For good: the memory is in use, and counted once. */
+    OK(pf_requests_begin(requests, payloads, 2, tokens, iovas));
+    OK(pf_requests_lost(requests, tokens[0]));
+    OK(pf_requests_destroy(requests));
+    OK(pf_quarantine(domain, &held, why, sizeof why));
+    CHECK(held.lost == 1 && held.lost_bytes == 3 * 4096);
+    CHECK(held.quarantined == 0 && held.quarantined_bytes == 0 && held.deferred == 0);
+    CHECK(held.process_bytes == before.process_bytes);
+    CHECK(strstr(why, "1 request (12288 bytes) had been given up when their loop") != NULL);
+    CHECK(strstr(why, "invalidation unit") == NULL && strstr(why, "given up: ") == NULL);
+    REFUSED(EBUSY, "in use by 1 mapping or request", pf_free(arena, memory));
+    REFUSED(EBUSY, "in use by 1 mapping or request", pf_free(whole, kept));
+    /* What is in use for good is the domain's until the process ends. */
+    OK(pf_port_write(port, iovas[0], "late", 4));
+}
+
 static int between(uintptr_t first, const void *caller, uintptr_t last) {
     return first < (uintptr_t)caller && (uintptr_t)caller < last;
 }
@@ -394,12 +550,8 @@ static void by_two_threads(void) {
 }
 
 int main(void) {
-    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 4 << 20};
     OK(pf_domain_soft(&domain));
-    OK(pf_arena_create(domain, &opts, &arena));
-    opts.policy = PF_POLICY_WHOLE;
-    OK(pf_arena_create(domain, &opts, &whole));
-    OK(pf_port_open(domain, &port));
+    set_up();
     refusals();
     for (int i = 0; i < 3; i++) {
         there_and_back(protections[i]);
@@ -408,6 +560,7 @@ int main(void) {
     slots();
     stays();
     descriptor();
+    closed_by_the_program();
     traced();
     by_two_threads();
     /* A loop keeps its domain. */
@@ -423,6 +576,10 @@ int main(void) {
     CHECK(reported(requests).token == token);
     OK(pf_free(arena, memory));
     OK(pf_requests_destroy(requests));
+    OK(pf_domain_soft(&domain));
+    set_up();
+    given_up();
+    goes_wrong();
     puts("requests: ok");
     return 0;
 }

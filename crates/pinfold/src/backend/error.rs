@@ -58,9 +58,9 @@ pub enum OpenError {
         /// The device node.
         path: String,
     },
-    /// Another process has the node open.
+    /// A process has the node open.
     #[error(
-        "{path} is open in another process, and can be open once: `sudo fuser -v {path}` names it"
+        "{path} is open already, in this process or another, and can be open once: `sudo fuser -v {path}` names it"
     )]
     Busy {
         /// The device node.

@@ -212,7 +212,7 @@ impl fmt::Debug for Device {
 #[non_exhaustive]
 pub enum DeviceError {
     /// The device has no such region.
-    #[error("{bdf} has no region {index}: its BARs are among 0 to 5")]
+    #[error("{bdf} has no {}: its BARs are among 0 to 5", RegionName(*index))]
     NoRegion {
         /// The device.
         bdf: Bdf,
@@ -221,7 +221,8 @@ pub enum DeviceError {
     },
     /// An access beyond a region, or not aligned to its size.
     #[error(
-        "{len} bytes at offset {offset:#x} of region {index}, which has {size:#x}: not inside, or not aligned"
+        "{len} bytes at offset {offset:#x} of {}, which has {size:#x} bytes: not inside, or not aligned to their length",
+        RegionName(*index)
     )]
     Outside {
         /// The region.
@@ -261,6 +262,20 @@ pub enum DeviceError {
         /// The kernel's error.
         errno: Errno,
     },
+}
+
+/// A region of a device, in words.
+struct RegionName(u32);
+
+impl fmt::Display for RegionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bar @ 0..=5 => write!(f, "BAR {bar}"),
+            6 => f.write_str("the expansion ROM"),
+            layout::CONFIG_REGION => f.write_str("configuration space"),
+            other => write!(f, "region {other}"),
+        }
+    }
 }
 
 // Options for opening a device, and the attachment that was chosen.

@@ -1,0 +1,123 @@
+//! [`Handed`]: a descriptor that a C program is given, which it may close by mistake.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
+
+/// A duplicate of one of the library's descriptors. The library uses its own: what becomes of this
+/// one matters to the program alone.
+pub(crate) struct Handed {
+    fd: RawFd,
+    /// The library's own.
+    own: RawFd,
+}
+
+/// `linux/kcmp.h`: compares open files. Missing in libc.
+const KCMP_FILE: libc::c_int = 0;
+
+impl Handed {
+    /// Duplicates a descriptor that outlives the duplicate.
+    ///
+    /// # Errors
+    /// `EMFILE` and the like.
+    pub(crate) fn new(own: BorrowedFd<'_>) -> io::Result<Self> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(own, 0)?.into_raw_fd();
+        Ok(Self { fd, own: own.as_raw_fd() })
+    }
+
+    /// Returns the duplicate in `place`, which the first call makes.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn of(place: &mut Option<Self>, own: BorrowedFd<'_>) -> io::Result<RawFd> {
+        let handed = match place.take() {
+            Some(handed) => handed,
+            None => Self::new(own)?,
+        };
+        Ok(place.insert(handed).fd())
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    /// Whether the program has closed it, and perhaps opened something else under its number. False
+    /// where the kernel does not compare descriptors (`kcmp`, Linux 3.5).
+    fn is_gone(&self) -> bool {
+        let process = std::process::id();
+        // SAFETY: numbers only; it compares two descriptors of this process.
+        let order = unsafe {
+            libc::syscall(libc::SYS_kcmp, process, process, KCMP_FILE, self.fd, self.own)
+        };
+        order > 0 || order < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EBADF)
+    }
+}
+
+impl Drop for Handed {
+    fn drop(&mut self) {
+        if !self.is_gone() {
+            // Not by an `OwnedFd`, which may end the process where the program has closed it.
+            // SAFETY: the duplicate, which is this object's and the program's.
+            unsafe { libc::close(self.fd) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinfold_nvme::EventFd;
+    use std::os::fd::AsFd;
+
+    /// Above all numbers that other tests use.
+    const NUMBER: RawFd = 900;
+
+    fn is_open(fd: RawFd) -> bool {
+        // SAFETY: numbers only.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+        flags >= 0
+    }
+
+    /// A duplicate under a number that no other test gets meanwhile.
+    fn handed(own: &EventFd, at: RawFd) -> Handed {
+        let mut handed = Handed::new(own.as_fd()).unwrap();
+        // SAFETY: numbers only.
+        assert_eq!(unsafe { libc::dup3(handed.fd, at, libc::O_CLOEXEC) }, at);
+        // SAFETY: the duplicate, which nothing uses from here on.
+        assert_eq!(unsafe { libc::close(handed.fd) }, 0);
+        handed.fd = at;
+        handed
+    }
+
+    #[test]
+    fn a_descriptor_is_closed_unless_the_program_has_closed_it() {
+        let own = EventFd::new().unwrap();
+        drop(handed(&own, NUMBER));
+        assert!(!is_open(NUMBER) && is_open(own.as_fd().as_raw_fd()));
+
+        // Closed by the program.
+        let closed = handed(&own, NUMBER);
+        // SAFETY: as a program might.
+        assert_eq!(unsafe { libc::close(NUMBER) }, 0);
+        assert!(closed.is_gone());
+        drop(closed);
+        assert!(is_open(own.as_fd().as_raw_fd()));
+
+        // And then its number is that of another file of the program, of the same kind.
+        let (replaced, other) = (handed(&own, NUMBER), EventFd::new().unwrap());
+        let other = other.as_fd().as_raw_fd();
+        // SAFETY: numbers only.
+        assert_eq!(unsafe { libc::dup3(other, NUMBER, libc::O_CLOEXEC) }, NUMBER);
+        drop(replaced);
+        assert!(is_open(NUMBER));
+        // SAFETY: the test's own.
+        assert_eq!(unsafe { libc::close(NUMBER) }, 0);
+    }
+
+    #[test]
+    fn the_first_call_makes_it() {
+        let (own, mut place) = (EventFd::new().unwrap(), None);
+        let fd = Handed::of(&mut place, own.as_fd()).unwrap();
+        assert_ne!(fd, own.as_fd().as_raw_fd());
+        assert_eq!(Handed::of(&mut place, own.as_fd()).unwrap(), fd);
+    }
+}
