@@ -78,9 +78,12 @@ fn a_waker_reaches_the_queue() {
         }
     }
     let count = Arc::new(Count(AtomicU64::new(0)));
-    let backend = paged(8, Scattered::default());
+    let backend = paged(8, Scattered { takes_polls: 1, ..Scattered::default() });
+    backend.map(at(0, 1), walker::page(0), RW, None).unwrap();
+    let ticket = revoke(&backend, at(0, 1));
     for until in [Until::Completion, Until::Deadline] {
-        backend.wake(Ticket(1), until, &Arc::clone(&count).into());
+        let waker = Arc::clone(&count).into();
+        assert!(backend.wait(ticket, Wait::Wake(until, &waker)).is_pending());
     }
     assert_eq!(count.0.load(Ordering::SeqCst), 2, "at once, as that queue does");
 }
