@@ -14,6 +14,7 @@ static void create(void) {
     REFUSED(EFAULT, "`out` is NULL", pf_domain_soft(NULL));
     OK(pf_domain_soft(&domain));
     REFUSED(EFAULT, "`out` is NULL", pf_arena_create(domain, &opts, NULL));
+    REFUSED(EFAULT, "`opts` is NULL", pf_arena_create(domain, NULL, &arena));
     REFUSED(EBADF, "no handle of a domain", pf_arena_create(NULL, &opts, &arena));
     REFUSED(EBADF, "no handle of a domain", pf_arena_create((pf_domain_t *)&opts, &opts, &arena));
     opts.struct_size = 3;

@@ -36,7 +36,7 @@ static void one(void) {
     REFUSED(EBADF, "no handle of an owner", pf_map(NULL, memory, 1, PF_BIDIR, &map, &iova));
     REFUSED(EINVAL, "direction 0", pf_map(owner, memory, 1, 0, &map, &iova));
     REFUSED(EINVAL, "direction 4", pf_map(owner, memory, 1, 4, &map, &iova));
-    REFUSED(EINVAL, "0 bytes", pf_map(owner, memory, 0, PF_BIDIR, &map, &iova));
+    REFUSED(EINVAL, "at least 1", pf_map(owner, memory, 0, PF_BIDIR, &map, &iova));
     REFUSED(EINVAL, "not all allocated", pf_map(owner, memory, 20481, PF_BIDIR, &map, &iova));
     REFUSED(EINVAL, "not inside", pf_map(owner, memory, SIZE_MAX, PF_BIDIR, &map, &iova));
     REFUSED(ENXIO, "no memory of this domain", pf_map(owner, NULL, 1, PF_BIDIR, &map, &iova));

@@ -65,7 +65,7 @@ static void open_and_look(void) {
     REFUSED(EFAULT, "`out` is NULL", pf_nvme_open(domain, whole, &opts, NULL));
     REFUSED(EBADF, "no handle of a domain", pf_nvme_open(NULL, whole, &opts, &nvme));
     REFUSED(EBADF, "not of an arena", pf_nvme_open(domain, (pf_arena_t *)domain, &opts, &nvme));
-    REFUSED(EINVAL, "0 bytes", pf_nvme_open(domain, whole, NULL, &nvme));
+    REFUSED(EFAULT, "`opts` is NULL", pf_nvme_open(domain, whole, NULL, &nvme));
     opts.flags = 4;
     REFUSED(EINVAL, "flags 0x4", pf_nvme_open(domain, whole, &opts, &nvme));
     opts.flags = 0;
@@ -84,6 +84,8 @@ static void open_and_look(void) {
     opts.bdf = NULL;
     opts.path = "/nonexistent/image";
     REFUSED(ENOENT, "/nonexistent/image", pf_nvme_open(domain, whole, &opts, &nvme));
+    opts.path = "/proc/self/comm"; /* takes any length, and has none */
+    REFUSED(EINVAL, "cannot be grown", pf_nvme_open(domain, whole, &opts, &nvme));
     opts.path = NULL;
     pf_domain_t *other;
     OK(pf_domain_soft(&other));
@@ -454,7 +456,7 @@ static void refused(uint32_t protect) {
     iov.iov_base = memory;
     CHECK(OK(pf_submit(on, &request, 1)) == 1);
     REFUSED(EBUSY, "1 mapping or request", pf_free(from, memory));
-    REFUSED(EBUSY, "1 requests of the queue", pf_queue_destroy(on));
+    REFUSED(EBUSY, "the queue has 1 request not", pf_queue_destroy(on));
     REFUSED(EBUSY, "1 queue:", pf_nvme_destroy(nvme));
     REFUSED(EBUSY, "bytes of the arena are in use", pf_arena_destroy(from));
     /* Of three that follow, one fits; then none. */

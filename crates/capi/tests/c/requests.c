@@ -526,6 +526,25 @@ static void *disturb(void *requests) {
     return NULL;
 }
 
+static void call_again(void *loop, const struct pf_event *event) {
+    struct pf_done done;
+    (void)event;
+    REFUSED(EBUSY, "whose hook makes this call", pf_requests_poll(loop, &done, 1));
+}
+
+/* A hook cannot call the loop whose call it is in, and is told that it is this call. */
+static void by_its_hook(void) {
+    pf_requests_t *requests = loop_of(PF_PROTECT_STRICT, 1, 0);
+    struct pf_payload payload = {pf_alloc(arena, 4096, NULL), 4096, PF_BIDIR, 0};
+    uint64_t token, iova;
+    pf_trace_set(call_again, requests, NULL);
+    OK(pf_requests_begin(requests, &payload, 1, &token, &iova));
+    pf_trace_set(NULL, NULL, NULL);
+    OK(pf_requests_refused(requests, token));
+    OK(pf_free(arena, payload.va));
+    OK(pf_requests_destroy(requests));
+}
+
 /* Two threads with one loop: each call is refused, or alone. */
 static void by_two_threads(void) {
     pf_requests_t *requests = loop_of(PF_PROTECT_BATCH, 2, 0);
@@ -562,6 +581,7 @@ int main(void) {
     descriptor();
     closed_by_the_program();
     traced();
+    by_its_hook();
     by_two_threads();
     /* A loop keeps its domain. */
     pf_requests_t *requests = loop_of(PF_PROTECT_STRICT, 1, 0);
