@@ -169,7 +169,7 @@ impl TableMemory for TableChunks {
     }
 
     fn advice(&self) -> &'static str {
-        "reserve hugepages of 2 MiB (`echo 64 | sudo tee /proc/sys/vm/nr_hugepages`)"
+        "reserve hugepages of 2 MiB (`sudo sysctl vm.nr_hugepages=64`)"
     }
 }
 

@@ -17,6 +17,10 @@ const FIXES: &[(&str, &str)] = &[
     ("sh -c 'echo madvise > {}'", "fixes_hugepages"),
     ("sh -c 'echo {pages} > {file}; grep -qx", "fixes_gigantic_pages"),
     ("sysctl vm.nr_hugepages={pages}", "fixes_hugepages"),
+    (
+        "sysctl vm.nr_hugepages=64",
+        "it is for a unit taken from the kernel: vm/vtd reserves pages first",
+    ),
     ("sysctl vm.compact_memory=1", "fixes_hugepages"),
     ("sysctl vm.overcommit_kbytes={kib}", "fixes_overcommit"),
     ("sysctl kernel.io_uring_disabled=0", "fixes_switches"),
