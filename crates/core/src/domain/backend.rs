@@ -247,7 +247,7 @@ pub struct Revocation<'w> {
 /// mapped, or whose revocation was being requested, is quarantined and counted
 /// ([`DomainStats::quarantined`](super::DomainStats::quarantined)), because a device may reach it:
 /// after a panic of `map`, `required_iova`, `revoke` or `window`.
-/// After one of [`WindowToken::close`] the addresses of the window stay in use. After one of any
+/// After one of a window that is closed the addresses of the window stay in use. After one of any
 /// other method nothing is lost: the domain holds the payload until its flush has completed
 /// ([`Domain::release_late`](super::Domain::release_late)).
 ///
@@ -290,7 +290,7 @@ pub trait Backend: Send + Sync {
     }
 
     /// Prepares `window`, 2 MiB, aligned, for one owner that maps there and nowhere else at a time:
-    /// the token is given with each map and revocation in it, and [closed](WindowToken::close) when
+    /// the token is given with each map and revocation in it, and closed by the domain when
     /// nothing is mapped there any more. `None`, the default, if it has nothing to prepare: the
     /// window is mapped as any other range.
     fn window(self: Arc<Self>, window: IovaRange) -> Option<WindowToken> {

@@ -44,8 +44,8 @@ impl<F: Format> CleanUp for Unflushed<'_, F> {
 /// that mapping there needs no lookup and shares nothing with other owners; and the registered memory
 /// that was mapped there last.
 ///
-/// Nobody else looks inside. Dropping it leaves the page pinned for good: it is [closed](Self::close).
-#[must_use = "the window stays prepared until `close`"]
+/// Nobody else looks inside. Dropping it leaves the page pinned for good: the domain closes it.
+#[must_use = "the window stays prepared until the domain closes it"]
 pub struct WindowToken {
     pin: PinnedLeaf,
     last: LastExtent,
@@ -54,7 +54,7 @@ pub struct WindowToken {
 
 impl WindowToken {
     /// Ends the window, when nothing is mapped in it.
-    pub fn close(self) {
+    pub(in crate::domain) fn close(self) {
         self.owner.unpin(self.pin);
     }
 
