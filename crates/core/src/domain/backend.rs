@@ -247,7 +247,7 @@ pub struct Revocation<'w> {
 /// mapped, or whose revocation was being requested, is quarantined and counted
 /// ([`DomainStats::quarantined`](super::DomainStats::quarantined)), because a device may reach it:
 /// after a panic of `map`, `required_iova`, `revoke` or `window`.
-/// After one of a window that is closed the addresses of the window stay in use. After one of any
+/// After a panic while a window is closed, its addresses stay in use. After one of any
 /// other method nothing is lost: the domain holds the payload until its flush has completed
 /// ([`Domain::release_late`](super::Domain::release_late)).
 ///
