@@ -228,6 +228,10 @@ impl<Q: InvalidationQueue> PhysTranslator for SoftQueue<Q> {
         self.iommu.unregister_memory(memory)
     }
 
+    fn overrules_table(&self) -> bool {
+        true
+    }
+
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
         self.iommu.extent(memory)
     }

@@ -19,12 +19,20 @@ pub trait PhysTranslator: Send + Sync {
     /// As there.
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError>;
 
-    /// Forgets the memory: after this returns, no device reaches it, whatever the table contains,
-    /// and [`generation`](Self::generation) has changed.
+    /// Forgets the memory, of which the table maps nothing unless this
+    /// [overrules](Self::overrules_table) it: after this returns no device reaches it, and
+    /// [`generation`](Self::generation) has changed.
     ///
     /// # Errors
     /// As for [`Backend::unregister_memory`](super::Backend::unregister_memory).
     fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError>;
+
+    /// Returns whether no device reaches memory that was unregistered, whatever the table contains: a
+    /// model can refuse such an access, and hardware cannot. Without it, the default, the table
+    /// backend refuses to unregister memory while its table maps any of it.
+    fn overrules_table(&self) -> bool {
+        false
+    }
 
     /// Returns the largest registered, physically contiguous extent that contains the start of
     /// `memory`. It may begin before `memory`, and end before or after it.

@@ -15,6 +15,7 @@ use crate::mem::DmaMemory;
 use crate::table::{Format, MappedRun, PinnedLeaf, Retired, Table, TableError};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::fmt;
 use core::iter::{empty, once};
 use core::task::Poll;
@@ -380,6 +381,29 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
     }
 }
 
+impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
+    /// Returns whether the table maps any of registered memory, or may do so: where there is no
+    /// memory to tell. O(runs of the memory × log, and what is mapped × log).
+    fn maps_any_of(&self, memory: DmaMemory) -> Result<bool, BackendError> {
+        let (mut runs, mut done) = (Vec::<PhysRange>::new(), 0);
+        while let Some(rest) = memory.len().checked_sub(done).filter(|rest| *rest > 0) {
+            let Ok(rest) = memory.part(done, rest) else { return Ok(true) };
+            let run = self.queue().run(rest)?;
+            if runs.try_reserve(1).is_err() {
+                return Ok(true);
+            }
+            done = done.saturating_add(usize::try_from(run.len()).unwrap_or(usize::MAX));
+            runs.push(run);
+        }
+        runs.sort_unstable_by_key(PhysRange::start);
+        Ok(self.table.mapped().any(|mapped| {
+            let (first, last) = (mapped.phys.raw(), mapped.phys.raw() + (mapped.iova.len() - 1));
+            let behind = runs.partition_point(|run| run.start().raw() + (run.len() - 1) < first);
+            runs.get(behind).is_some_and(|run| run.start().raw() <= last)
+        }))
+    }
+}
+
 impl<F, Q> Backend for TableBackend<F, Q>
 where
     F: Format + 'static,
@@ -395,6 +419,9 @@ where
     }
 
     fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        if !self.queue().overrules_table() && self.maps_any_of(memory)? {
+            return Err(BackendError::NotRevoked);
+        }
         self.queue().unregister_memory(memory)
     }
 
