@@ -77,7 +77,7 @@ kinds! {
         "two commands in flight write the same bytes, in an order that nobody knows"
         "NVM Express Base 2.0, 3.4.1; virtio 1.2, 5.2.6.2";
     DATA_CHANGED "data-changed" Error
-        "leave the data of a write unchanged until its completion"
+        "leave the data of a write, and the list of a command, unchanged until its completion"
         "NVM Express Base 2.0, 3.3.1.2; virtio 1.2, 2.7.13";
     DIRECTION "dma-direction" Error
         "map memory that the device writes with VFIO_DMA_MAP_FLAG_WRITE (IOMMU_IOAS_MAP_WRITEABLE), \
@@ -131,8 +131,10 @@ kinds! {
          before DRIVER_OK"
         "NVM Express Base 2.0, 5.4 to 5.7; virtio 1.2, 3.1.1";
     PRP "prp" Error
-        "the offset of PRP1 is a multiple of 4, that of all other entries 0; a list that does not \
-         end in its page goes on at its last entry"
+        "count the pages from NLB, which is 0-based, and the offset of PRP1: PRP2 is the second of two \
+         pages, and the list of all pages after the first where there are more; the offset of PRP1 is \
+         a multiple of 4, that of all other entries 0; a list that does not end in its page goes on \
+         at its last entry; map what the entries name"
         "NVM Express Base 2.0, 4.1.1";
     SGL "sgl" Error
         "use SGLs only where SGLS of Identify Controller allows them, of the length of the command"

@@ -1,6 +1,7 @@
 //! An NVMe controller behind a PCI function: the model controller of `pinfold-nvme-model`.
 
 mod observer;
+mod pointer;
 
 use crate::function::{Endpoint, Port};
 use crate::hostile::Behaviour;

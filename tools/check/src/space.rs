@@ -145,6 +145,13 @@ impl Space {
         lookup(&self.inner(), at).cloned()
     }
 
+    /// Returns whether nothing is mapped at an address, and no mapping of it is remembered that has
+    /// ended or was refused.
+    pub(crate) fn is_unknown(&self, at: u64) -> bool {
+        let inner = self.inner();
+        lookup(&inner, at).is_none() && !inner.past.iter().any(|past| past.span.contains(at))
+    }
+
     /// Removes all mappings that begin inside `span`, and returns them.
     pub(crate) fn remove(&self, span: Span, site: &Site) -> Vec<Entry> {
         let mut inner = self.inner_mut();
@@ -262,6 +269,10 @@ mod tests {
         assert_eq!(removed.len(), 1);
         let fault = space.read(0x1004, &mut [0]).unwrap_err();
         assert!(matches!(fault, Fault::Unmapped(0x1004, Some(past)) if past.refused.is_none()));
+        space.refused(Span::new(0x9000, 0x1000).unwrap(), Site::default(), 1);
+        space.insert(entry(0x5000, 0x1000, 0, &memory));
+        let known = [0x1fff, 0x9000, 0x5000, 0xfff, 0x2000];
+        assert_eq!(known.map(|at| space.is_unknown(at)), [false, false, false, true, true]);
     }
 
     #[test]

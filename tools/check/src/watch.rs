@@ -24,26 +24,54 @@ pub(crate) struct InFlight {
     pub(crate) request: Arc<dyn Request>,
     /// Where its entries of the queue are and what they were, until a completion has released them.
     pub(crate) entries: Vec<(u64, Vec<u8>)>,
-    /// Its data and lists, and whether the device writes them.
+    /// Its data, and whether the device writes it.
     pub(crate) memory: Vec<(Span, bool)>,
+    /// The lists that say where its data is.
+    pub(crate) lists: Vec<Span>,
+    /// What is wrong with its addresses, where the device comes upon them.
+    pub(crate) wrong: Option<Wrong>,
     /// Whether the driver should wait for it.
     pub(crate) is_awaited: bool,
     /// The number of the last change of the space when it was fetched.
     serial: u64,
-    /// Of one that waits: the hash of the data that the device reads.
+    /// Of one that waits: the hash of the data that the device reads, and that of the lists.
     hash: Option<u64>,
+    list_hash: Option<u64>,
 }
 
 impl InFlight {
     /// Creates a request with `memory`, for which the driver should wait.
     pub(crate) fn new(request: Arc<dyn Request>, memory: Vec<(Span, bool)>) -> Self {
-        Self { request, entries: Vec::new(), memory, is_awaited: true, serial: 0, hash: None }
+        Self {
+            request,
+            entries: Vec::new(),
+            memory,
+            lists: Vec::new(),
+            wrong: None,
+            is_awaited: true,
+            serial: 0,
+            hash: None,
+            list_hash: None,
+        }
+    }
+
+    /// Returns all memory that the device accesses for it.
+    fn used(&self) -> impl Iterator<Item = &Span> {
+        self.memory.iter().map(|(span, _)| span).chain(&self.lists)
     }
 
     /// Returns the memory that the device writes, or that it reads.
     fn spans(&self, written: bool) -> impl Iterator<Item = &Span> {
         self.memory.iter().filter(move |(_, is)| *is == written).map(|(span, _)| span)
     }
+}
+
+/// An address in a request that cannot be meant.
+#[derive(Clone, Debug)]
+pub(crate) struct Wrong {
+    pub(crate) text: String,
+    /// The addresses at which an access of the device then fails.
+    pub(crate) at: Vec<Span>,
 }
 
 /// A request's queue, and its identifier there.
@@ -138,7 +166,7 @@ impl Watch {
     pub(crate) fn before_unmap(&self, span: Span, site: &Site) {
         let state = self.state();
         for known in state.in_flight.values() {
-            if let Some((used, _)) = known.memory.iter().find(|(used, _)| used.overlaps(&span)) {
+            if let Some(used) = known.used().find(|used| used.overlaps(&span)) {
                 let text = if *used == span {
                     format!("{span} is unmapped while a command in flight uses it")
                 } else {
@@ -177,22 +205,22 @@ impl Watch {
         self.state().dirty = false;
     }
 
-    /// Notes that a request will be executed later: its data may not change until then.
+    /// Notes that a request will be executed later: its data and its lists may not change until then.
     pub(crate) fn expect_unchanged(&self, id: Id) {
         let Some(found) = self.state().in_flight.get(&id).cloned() else { return };
-        let hash = self.hash(&found);
+        let (hash, list_hash) = (self.hash(found.spans(false)), self.hash(found.lists.iter()));
         if let Some(known) = self.state().in_flight.get_mut(&id) {
-            known.hash = hash;
+            (known.hash, known.list_hash) = (hash, list_hash);
         }
     }
 
-    /// Returns the hash of the data that the device reads, if there is any.
-    fn hash(&self, known: &InFlight) -> Option<u64> {
+    /// Returns the hash of memory that the device reads, if there is any.
+    fn hash<'a>(&self, spans: impl Iterator<Item = &'a Span>) -> Option<u64> {
         let space = self.space()?;
         let mut hasher = DefaultHasher::new();
         let mut bytes = vec![0; 4096];
         let mut any = false;
-        for span in known.spans(false) {
+        for span in spans {
             let (mut at, mut left) = (span.first, span.len());
             while left > 0 {
                 let piece = left.min(bytes.len() as u64);
@@ -239,9 +267,18 @@ impl Watch {
         self.state().current = known.as_ref().map(|known| (id, known.serial));
         let Some(known) = known else { return };
         let details = || vec![known.request.to_string()];
-        if known.hash.is_some() && known.hash != self.hash(&known) {
+        if known.hash.is_some() && known.hash != self.hash(known.spans(false)) {
             let text = "the data of a write changed between its submission and its completion";
             self.add(&findings::DATA_CHANGED, text.to_owned(), details);
+        }
+        if known.list_hash.is_some() && known.list_hash != self.hash(known.lists.iter()) {
+            let text = "the list that says where the data of a command is changed between its submission \
+                        and its completion";
+            self.add(&findings::DATA_CHANGED, text.to_owned(), || {
+                let mut details = details();
+                details.extend(known.lists.iter().map(|list| format!("the list at {list}")));
+                details
+            });
         }
         let Some(space) = self.space() else { return };
         for (at, entry) in &known.entries {
@@ -329,6 +366,21 @@ impl Watch {
         self.state().failed
     }
 
+    /// Returns what is wrong with the addresses of a request, if that is known.
+    pub(crate) fn wrong(&self, id: Id) -> Option<String> {
+        let state = self.state();
+        state.in_flight.get(&id)?.wrong.as_ref().map(|wrong| wrong.text.clone())
+    }
+
+    /// Returns what is wrong with the request that the device executes, if that explains an access
+    /// to an address.
+    fn explanation(&self, at: u64) -> Option<String> {
+        let state = self.state();
+        let (id, _) = state.current?;
+        let wrong = state.in_flight.get(&id)?.wrong.as_ref()?;
+        wrong.at.iter().any(|span| span.contains(at)).then(|| wrong.text.clone())
+    }
+
     /// Describes the request that the device executes.
     fn current(&self) -> Vec<String> {
         let state = self.state();
@@ -341,6 +393,12 @@ impl Watch {
             BusAccess::Read => "reads",
             BusAccess::Write => "writes",
         };
+        if let Fault::Unmapped(at, None) | Fault::Direction(at, _) = fault
+            && let Some(text) = self.explanation(*at)
+        {
+            self.add(&findings::PRP, text, || self.current());
+            return;
+        }
         match fault {
             Fault::Unmapped(at, Some(Past { span, site, refused: Some(errno) })) => {
                 let text = format!("the device {verb} {at:#x}, whose map was refused");

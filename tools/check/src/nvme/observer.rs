@@ -1,6 +1,7 @@
 //! What a model controller does, for the watch of its device: the commands, their memory, and what
 //! of them is wrong.
 
+use super::pointer::{Pointer, meaning_of_prp2};
 use crate::findings;
 use crate::irq::{self, Irqs};
 use crate::space::Span;
@@ -12,8 +13,6 @@ use std::fmt;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// The most pages of one command that are followed.
-const PAGES: usize = 4096;
 /// Opcodes of admin commands that a controller need not support, so that a driver may try them
 /// (Base, figure "Opcodes for Admin Commands").
 const ADMIN_OPCODES: [u8; 31] = [
@@ -31,16 +30,32 @@ pub(crate) struct Limits {
     pub(crate) has_sgls: bool,
 }
 
+impl Limits {
+    /// Returns the length of a command's data; 0 where it has none, or it is not known.
+    fn data_bytes(&self, queue: u16, command: &Command) -> u64 {
+        match (queue, command.opcode) {
+            (0, admin::IDENTIFY) => 4096,
+            (0, _) => 0,
+            (_, nvm::READ | nvm::WRITE) => {
+                u64::from(command.blocks()) * u64::from(self.block_bytes)
+            }
+            (_, nvm::DATASET_MANAGEMENT) => u64::from((command.cdw10.get() & 0xff) + 1) * 16,
+            _ => 0,
+        }
+    }
+}
+
 /// A command of a queue.
 #[derive(Clone, Copy, Debug)]
 struct Submitted {
     queue: u16,
     command: Command,
+    limits: Limits,
 }
 
 impl fmt::Display for Submitted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { queue, command } = self;
+        let Self { queue, command, limits } = self;
         let queue = *queue;
         let cid = command.cid.get();
         let range = || format!("{} blocks at {}", command.blocks(), command.slba());
@@ -69,16 +84,12 @@ impl fmt::Display for Submitted {
         };
         write!(
             f,
-            "command {cid} of queue {queue}: {what}; PRP1 {:#x}, PRP2 {:#x}",
+            "command {cid} of queue {queue}: {what}; PRP1 {:#x}, PRP2 {:#x}{}",
             command.prp1.get(),
-            command.prp2.get()
+            command.prp2.get(),
+            meaning_of_prp2(command, limits.data_bytes(queue, command), limits.page_size)
         )
     }
-}
-
-fn described(queue: u16, command: &Command) -> impl FnOnce() -> Vec<String> {
-    let submitted = Submitted { queue, command: *command };
-    move || vec![submitted.to_string()]
 }
 
 /// Returns whether the device writes the data of a command.
@@ -105,85 +116,31 @@ pub(crate) struct Observing {
 }
 
 impl Observing {
-    /// Returns the length of a command's data; 0 where it has none, or it is not known.
-    fn data_bytes(&self, queue: u16, command: &Command) -> u64 {
-        match (queue, command.opcode) {
-            (0, admin::IDENTIFY) => 4096,
-            (0, _) => 0,
-            (_, nvm::READ | nvm::WRITE) => {
-                u64::from(command.blocks()) * u64::from(self.limits.block_bytes)
-            }
-            (_, nvm::DATASET_MANAGEMENT) => u64::from((command.cdw10.get() & 0xff) + 1) * 16,
-            _ => 0,
-        }
+    fn submitted(&self, queue: u16, command: &Command) -> Submitted {
+        Submitted { queue, command: *command, limits: self.limits }
     }
 
-    /// Returns the memory that a command uses, as far as its data pointer is valid.
-    fn memory_of(&self, queue: u16, command: &Command) -> Vec<Span> {
-        let mut spans = Vec::new();
-        let mut left = self.data_bytes(queue, command);
-        let mut add = |at: u64, len: u64| match spans.last_mut() {
-            Some(Span { last, .. }) if last.checked_add(1) == Some(at) => {
-                *last = last.saturating_add(len);
-            }
-            _ => spans.extend(Span::new(at, len)),
-        };
-        if left == 0 {
-            return spans;
-        }
-        if command.flags & Command::PSDT_SGL != 0 {
-            // One data block; segments are checked when they are read.
-            let sgl = command.sgl1();
-            if sgl.kind == 0 {
-                add(sgl.address.get(), u64::from(sgl.length.get()).min(left));
-            }
-            return spans;
-        }
-        let page = self.limits.page_size;
-        let (prp1, prp2) = (command.prp1.get(), command.prp2.get());
-        let first = (page - prp1 % page).min(left);
-        add(prp1, first);
-        left -= first;
-        if left == 0 {
-            return spans;
-        }
-        if left <= page {
-            add(prp2, left);
-            return spans;
-        }
-        let Some(space) = self.watch.space() else { return spans };
-        let mut list = prp2;
-        for _ in 0..PAGES {
-            let mut entry = [0; 8];
-            if space.read(list, &mut entry).is_err() {
-                break;
-            }
-            let value = u64::from_le_bytes(entry);
-            if list % page == page - 8 && left > page {
-                list = value;
-                continue;
-            }
-            let piece = left.min(page);
-            add(value, piece);
-            left -= piece;
-            list = list.wrapping_add(8);
-            if left == 0 {
-                break;
-            }
-        }
-        spans
+    fn described(&self, queue: u16, command: &Command) -> impl FnOnce() -> Vec<String> {
+        let submitted = self.submitted(queue, command);
+        move || vec![submitted.to_string()]
     }
 
     fn fetched(&self, queue: u16, at: Iova, command: &Command) {
         if queue != 0 && (command.cdw2.get() | command.cdw3.get()) != 0 {
             let text = "CDW2 and CDW3 of a command are reserved, and not 0".to_owned();
-            self.watch.add(&findings::FIELD, text, described(queue, command));
+            self.watch.add(&findings::FIELD, text, self.described(queue, command));
         }
         let written = is_written(queue, command);
-        let memory = self.memory_of(queue, command);
-        let memory = memory.into_iter().map(|span| (span, written)).collect();
-        let request = Arc::new(Submitted { queue, command: *command });
-        let mut new = InFlight::new(request, memory);
+        let pointer = match self.limits.data_bytes(queue, command) {
+            0 => Pointer::default(),
+            bytes => {
+                let space = self.watch.space();
+                Pointer::of(command, bytes, self.limits.page_size, space.as_deref())
+            }
+        };
+        let memory = pointer.data.into_iter().map(|span| (span, written)).collect();
+        let mut new = InFlight::new(Arc::new(self.submitted(queue, command)), memory);
+        (new.lists, new.wrong) = (pointer.lists, pointer.wrong);
         new.entries.push((at.raw(), command.as_bytes().to_vec()));
         // Requests for asynchronous events are in flight until there is an event.
         new.is_awaited = queue != 0 || command.opcode != admin::ASYNC_EVENT;
@@ -226,7 +183,7 @@ impl Observing {
                     shift => self.limits.page_size.checked_shl(shift.into()).unwrap_or(u64::MAX),
                 };
                 let is_sgl = command.flags & Command::PSDT_SGL != 0;
-                if self.data_bytes(queue, command) > limit {
+                if self.limits.data_bytes(queue, command) > limit {
                     &findings::TRANSFER_SIZE
                 } else if is_sgl && !self.limits.has_sgls {
                     &findings::SGL
@@ -236,8 +193,12 @@ impl Observing {
             }
             _ => return,
         };
-        let text = format!("the controller refused a command: {status}");
-        self.watch.add(kind, text, described(queue, command));
+        let wrong = match status {
+            Status::PRP_OFFSET_INVALID => self.watch.wrong((queue, command.cid.get())),
+            _ => None,
+        };
+        let text = wrong.unwrap_or_else(|| format!("the controller refused a command: {status}"));
+        self.watch.add(kind, text, self.described(queue, command));
     }
 
     fn bad_doorbell(&self, at: u32, queue: Option<(u16, QueueKind)>, value: u32, entries: u32) {

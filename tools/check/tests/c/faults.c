@@ -271,6 +271,66 @@ static void prp(void)
 	CHECK(!unmap(FREE, 4));
 	stop();
 }
+/* Three pages: the list is in the fourth, or PRP2 is the second page instead. */
+static void list_of_pages(uint32_t flags)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 3, flags) && !map(FREE + 3, 1, RAM_READ));
+	uint64_t *list = (void *)BUF(FREE + 3);
+	list[0] = AT(FREE + 1);
+	list[1] = AT(FREE + 2);
+	struct sqe c = rw(2, 1, AT(FREE), AT(wrong ? FREE + 1 : FREE + 3), 0, 24);
+	run(&io, &c);
+	CHECK(!unmap(FREE, 3) && !unmap(FREE + 3, 1));
+	stop();
+}
+static void prp_list(void) { list_of_pages(RAM_WRITE); }
+static void prp_page(void) { list_of_pages(BOTH); }
+/* A block more than the buffer has. */
+static void prp_second(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	struct sqe c = rw(2, 1, AT(FREE), 0, 0, wrong ? 9 : 8);
+	run(&io, &c);
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void prp_entry(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 4, BOTH));
+	uint64_t *list = (void *)BUF(FREE + 3);
+	list[0] = AT(FREE + 1);
+	list[1] = AT(FREE + 2);
+	struct sqe c = rw(2, 1, AT(FREE), AT(FREE + 3), 0, wrong ? 25 : 24);
+	run(&io, &c);
+	CHECK(!unmap(FREE, 4));
+	stop();
+}
+/* What becomes of a list while its command is in flight. */
+static void list_in_flight(int is_unmapped)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 4, BOTH));
+	uint64_t *list = (void *)BUF(FREE + 4);
+	for (int i = 0; i < ROUNDS; i++) {
+		CHECK(!map(FREE + 4, 1, BOTH));
+		list[0] = AT(FREE + 1);
+		list[1] = AT(FREE + 2);
+		struct sqe c = rw(1 + i % 2, i, AT(FREE), AT(FREE + 4), 0, 24);
+		queue(&io, &c);
+		doorbell(&io);
+		if (wrong) { pause_us(150); if (is_unmapped) CHECK(!unmap(FREE + 4, 1)); else list[1] = AT(FREE + 3); }
+		complete(&io, NULL);
+		list[1] = AT(FREE + 3);
+		if (!wrong || !is_unmapped) CHECK(!unmap(FREE + 4, 1));
+	}
+	CHECK(!unmap(FREE, 4));
+	stop();
+}
+static void list_changed(void) { list_in_flight(0); }
+static void list_unmapped(void) { list_in_flight(1); }
 static void sgl(void)
 {
 	start(ENTRIES);
@@ -455,6 +515,8 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "lba-range", lba_range }, { "command-field", command_field }, { "opcode", opcode }, { "namespace", namespace },
 	{ "admin-queue-changed", admin_queue_changed }, { "enable", enable_wrong }, { "enable-early", enable_early },
 	{ "bus-master-off", bus_master_off }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
+	{ "prp-list", prp_list }, { "prp-page", prp_page }, { "prp-second", prp_second }, { "prp-entry", prp_entry },
+	{ "list-changed", list_changed }, { "list-unmapped", list_unmapped },
 	{ "munmap", gone_munmap }, { "mremap", gone_mremap }, { "madvise", gone_madvise }, { "fallocate", gone_fallocate },
 	{ "ftruncate", gone_ftruncate }, { "mmap", gone_mmap }, { "beside", beside },
 	{ "failure-ignored", failure_ignored }, { "shutdown-skipped", shutdown_skipped }, { "not-covered", not_covered }, { "foreign-caller", foreign_caller },

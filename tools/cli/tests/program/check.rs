@@ -60,16 +60,21 @@ fn ids(report: &Value) -> Vec<String> {
 /// The planted fault is reported, with nothing but its `consequences`; its clean twin is not. The
 /// device has `options`.
 fn planted_in(name: &str, options: &[&str], id: &str, consequences: &[&str]) {
+    planted_as(name, options, id, id, consequences);
+}
+
+/// As [`planted_in`], of a fault with another name than the finding; returns the finding.
+fn planted_as(name: &str, options: &[&str], fault: &str, id: &str, consequences: &[&str]) -> Value {
     let faults = program(name);
     let faults = faults.to_str().unwrap();
-    let (ended, report) = check(options, &[faults, id]);
+    let (ended, report) = check(options, &[faults, fault]);
     let found = ids(&report);
     assert!(found.iter().any(|found| found == id), "{report:#}{ended:#?}");
     for other in found.iter().filter(|found| *found != id) {
         assert!(consequences.contains(&other.as_str()), "{report:#}");
     }
     let is_it = |finding: &&Value| finding["id"] == id;
-    let finding = report["findings"].as_array().unwrap().iter().find(is_it).unwrap();
+    let finding = report["findings"].as_array().unwrap().iter().find(is_it).unwrap().clone();
     let worst = report["findings"].as_array().unwrap().iter().any(|f| f["severity"] == "error");
     let code = match (worst, &report["time_limit"]) {
         (true, _) => 3,
@@ -80,8 +85,9 @@ fn planted_in(name: &str, options: &[&str], id: &str, consequences: &[&str]) {
     assert!(!finding["text"].as_str().unwrap().is_empty());
 
     let options: Vec<&str> = options.iter().copied().chain(["--fail-on", "note"]).collect();
-    let (ended, report) = check(&options, &[faults, id, "clean"]);
+    let (ended, report) = check(&options, &[faults, fault, "clean"]);
     assert_eq!((ended.code, ids(&report).len()), (Some(0), 0), "{report:#}{ended:#?}");
+    finding
 }
 
 const PLAIN: &[&str] = &[];
@@ -139,6 +145,42 @@ planted! {
     a_failure_that_is_ignored "failure-ignored" [FAILING] ["maps-left"];
     a_shutdown_that_is_skipped "shutdown-skipped" [PLAIN] [];
     a_request_that_is_not_covered "not-covered" [PLAIN] [];
+}
+
+#[test]
+fn what_a_device_takes_prp2_for_is_said() {
+    for (fault, words) in [
+        // The second page, which the device may only write.
+        ("prp-list", ["for a list of 2 entries", "is not mapped for it to be read"]),
+        // The second page, whose contents are taken for entries.
+        ("prp-page", ["for a list of 2 entries, of which entry 1 is 0x0", "was ever mapped"]),
+        ("prp-second", ["PRP2 0x0 for the second page of 4608 bytes", "was ever mapped"]),
+        ("prp-entry", ["for a list of 3 entries, of which entry 3 is 0x0", "was ever mapped"]),
+        ("prp", ["for the second page of 8192 bytes", "not the address of a page"]),
+    ] {
+        let finding = planted_as("faults", PLAIN, fault, "prp", &[]);
+        let text = finding["text"].as_str().unwrap();
+        assert!(words.iter().all(|words| text.contains(words)), "{finding:#}");
+        let detail = finding["details"][0].as_str().unwrap();
+        assert!(
+            detail.contains("PRP2 ") && detail.contains(" (a list of ")
+                || detail.ends_with(" (the second page)"),
+            "{finding:#}"
+        );
+    }
+}
+
+#[test]
+fn a_list_that_changes_in_flight() {
+    let finding = planted_as("faults", LATE, "list-changed", "data-changed", &[]);
+    assert!(finding["text"].as_str().unwrap().contains("the list that says where"), "{finding:#}");
+    planted_as(
+        "faults",
+        LATE,
+        "list-unmapped",
+        "unmap-in-flight",
+        &["dma-unmapped", "data-changed"],
+    );
 }
 
 #[test]

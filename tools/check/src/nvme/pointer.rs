@@ -1,0 +1,272 @@
+//! The data pointer of a command, as the controller takes it: which memory is its data, which is a list,
+//! and what of the PRPs is wrong.
+
+use crate::space::{Space, Span};
+use crate::watch::Wrong;
+use pinfold_nvme::spec::Command;
+
+/// The most entries of one command that are followed.
+const ENTRIES: usize = 4096;
+
+/// What a data pointer names, as far as it is valid.
+#[derive(Debug, Default)]
+pub(super) struct Pointer {
+    /// The data, in order; adjacent pieces are one.
+    pub(super) data: Vec<Span>,
+    /// The PRP lists, or the first segment of an SGL.
+    pub(super) lists: Vec<Span>,
+    /// What is wrong with PRP2 or with a list, where the controller comes upon it.
+    pub(super) wrong: Option<Wrong>,
+}
+
+/// Returns how many pages follow the first one, of `bytes` at PRP1.
+fn further_pages(prp1: u64, bytes: u64, page: u64) -> u64 {
+    bytes.saturating_sub(page - prp1 % page).div_ceil(page)
+}
+
+/// Describes what the controller takes PRP2 for; empty where it does not look at it.
+pub(super) fn meaning_of_prp2(command: &Command, bytes: u64, page: u64) -> String {
+    if command.flags & Command::PSDT_SGL != 0 {
+        return String::new();
+    }
+    match further_pages(command.prp1.get(), bytes, page) {
+        0 => String::new(),
+        1 => " (the second page)".to_owned(),
+        pages => format!(" (a list of {pages} entries)"),
+    }
+}
+
+impl Pointer {
+    /// Follows the data pointer of a command with `bytes` of data, more than 0.
+    pub(super) fn of(command: &Command, bytes: u64, page: u64, space: Option<&Space>) -> Self {
+        let mut found = Self::default();
+        if command.flags & Command::PSDT_SGL != 0 {
+            let sgl = command.sgl1();
+            let (at, len) = (sgl.address.get(), u64::from(sgl.length.get()));
+            // One data block, or a segment with more: the controller checks it when it reads it.
+            match sgl.kind {
+                0 => found.add(at, len.min(bytes)),
+                0x20 | 0x30 => found.lists.extend(Span::new(at, len)),
+                _ => {}
+            }
+            return found;
+        }
+        let (prp1, prp2) = (command.prp1.get(), command.prp2.get());
+        let first = (page - prp1 % page).min(bytes);
+        found.add(prp1, first);
+        let left = bytes - first;
+        if left == 0 {
+            return found;
+        }
+        if left <= page {
+            let what = || {
+                format!("the controller takes PRP2 {prp2:#x} for the second page of {bytes} bytes")
+            };
+            found.check(space, prp2, left, page, what);
+            found.add(prp2, left);
+        } else if let Some(space) = space {
+            found.follow(space, prp2, left, page);
+        }
+        found
+    }
+
+    /// Follows the list at `list` for `left` bytes.
+    fn follow(&mut self, space: &Space, prp2: u64, mut left: u64, page: u64) {
+        let count = left.div_ceil(page);
+        let takes = format!("the controller takes PRP2 {prp2:#x} for a list of {count} entries");
+        let mut list = prp2;
+        let mut number = 1;
+        if !prp2.is_multiple_of(8) {
+            self.is_wrong(None, || format!("{takes}, and it is no multiple of 8"));
+            return;
+        }
+        for _ in 0..ENTRIES {
+            let mut entry = [0; 8];
+            if space.read(list, &mut entry).is_err() {
+                // Where a mapping was there or was refused, that is the fault.
+                if space.at(list).is_some_and(|map| !map.read) || space.is_unknown(list) {
+                    let text = || format!("{takes}, and {list:#x} is not mapped for it to be read");
+                    self.is_wrong(Span::new(list, 8), text);
+                }
+                return;
+            }
+            // A list goes on behind its last entry in the same page, or in another one.
+            match self.lists.last_mut() {
+                Some(known) if known.last.checked_add(1) == Some(list) => known.last = list | 7,
+                _ => self.lists.extend(Span::new(list, 8)),
+            }
+            let value = u64::from_le_bytes(entry);
+            if list % page == page - 8 && left > page {
+                if !value.is_multiple_of(page) {
+                    self.is_wrong(None, || {
+                        format!("{takes}, whose link at {list:#x} is {value:#x}")
+                    });
+                    return;
+                }
+                list = value;
+                continue;
+            }
+            let piece = left.min(page);
+            let what = || format!("{takes}, of which entry {number} is {value:#x}");
+            self.check(Some(space), value, piece, page, what);
+            self.add(value, piece);
+            left -= piece;
+            if left == 0 {
+                return;
+            }
+            number += 1;
+            list = list.wrapping_add(8);
+        }
+    }
+
+    /// Adds data.
+    fn add(&mut self, at: u64, len: u64) {
+        match self.data.last_mut() {
+            Some(known) if known.last.checked_add(1) == Some(at) => {
+                known.last = known.last.saturating_add(len);
+            }
+            _ => self.data.extend(Span::new(at, len)),
+        }
+    }
+
+    /// Checks a PRP that is `what`: the address of a page, of which `len` bytes are used.
+    fn check(
+        &mut self,
+        space: Option<&Space>,
+        at: u64,
+        len: u64,
+        page: u64,
+        what: impl FnOnce() -> String,
+    ) {
+        if !at.is_multiple_of(page) {
+            self.is_wrong(None, || format!("{}: not the address of a page", what()));
+        } else if space.is_some_and(|space| space.is_unknown(at)) {
+            self.is_wrong(Span::new(at, len), || {
+                format!("{}: nothing was ever mapped there", what())
+            });
+        }
+    }
+
+    /// Keeps the first text, and all addresses.
+    fn is_wrong(&mut self, at: Option<Span>, text: impl FnOnce() -> String) {
+        let wrong = self.wrong.get_or_insert_with(|| Wrong { text: text(), at: Vec::new() });
+        if at != wrong.at.last().copied() {
+            wrong.at.extend(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::{Memory, Site};
+    use crate::space::Entry;
+    use std::sync::Arc;
+    use zerocopy::little_endian::{U32, U64};
+
+    const PAGE: u64 = 4096;
+
+    /// Two pages of lists at 0x10000, and eight of data, without memory, at 0x20000. The lists'
+    /// entries are `words`, by their number in both pages.
+    fn found(prps: [u64; 2], bytes: u64, words: &[(usize, u64)]) -> Pointer {
+        let mut lists = vec![0u64; 1024];
+        for (at, word) in words {
+            lists[*at] = word.to_le();
+        }
+        let memory = Arc::new(Memory::of(std::process::id()).unwrap());
+        let space = Space::default();
+        let vaddr = lists.as_mut_ptr().expose_provenance() as u64;
+        for (at, len, vaddr, read) in [(0x1_0000, 2, vaddr, true), (0x2_0000, 8, 0, false)] {
+            let (span, memory) = (Span::new(at, len * PAGE).unwrap(), memory.clone());
+            let (write, serial, site) = (true, 0, Site::default());
+            space.insert(Entry { span, vaddr, read, write, memory, serial, site });
+        }
+        let (prp1, prp2) = (U64::new(prps[0]), U64::new(prps[1]));
+        let command = Command { prp1, prp2, ..Command::default() };
+        let found = Pointer::of(&command, bytes, PAGE, Some(&space));
+        std::hint::black_box(&lists);
+        found
+    }
+
+    fn spans(spans: &[Span]) -> Vec<(u64, u64)> {
+        spans.iter().map(|span| (span.first, span.len())).collect()
+    }
+
+    #[test]
+    fn data_and_lists_are_followed() {
+        let one = found([0x2_0010, 0], 16, &[]);
+        assert_eq!((spans(&one.data), one.lists.len()), (vec![(0x2_0010, 16)], 0));
+        assert!(one.wrong.is_none(), "PRP2 is not used");
+        let two = found([0x2_0ff0, 0x2_2000], 0x20, &[]);
+        assert_eq!(spans(&two.data), [(0x2_0ff0, 16), (0x2_2000, 16)]);
+        // Two entries at the end of a page, of which the second is the link to the other page.
+        let words = [(510, 0x2_3000), (511, 0x1_1000), (512, 0x2_4000), (513, 0x2_6000)];
+        let chain = found([0x2_0000, 0x1_0ff0], 4 * PAGE, &words);
+        let data = [(0x2_0000, PAGE), (0x2_3000, 2 * PAGE), (0x2_6000, PAGE)];
+        assert_eq!(spans(&chain.data), data);
+        assert_eq!(spans(&chain.lists), [(0x1_0ff0, 32)]);
+        assert!(chain.wrong.is_none());
+        // The last entry of all may be the last one of its page.
+        let full = found([0x2_0000, 0x1_0ff0], 3 * PAGE, &[(510, 0x2_3000), (511, 0x2_5000)]);
+        assert_eq!(spans(&full.data).len(), 3);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let wrong = |prp2, pages, words: &[(usize, u64)]| {
+            let wrong = found([0x2_0000, prp2], pages * PAGE, words).wrong.unwrap();
+            (wrong.text, spans(&wrong.at))
+        };
+        let (text, at) = wrong(0, 2, &[]);
+        assert!(text.contains("PRP2 0x0 for the second page of 8192 bytes: nothing"), "{text}");
+        assert_eq!(at, [(0, PAGE)]);
+        let (text, at) = wrong(0x2_1008, 2, &[]);
+        assert!(text.ends_with("not the address of a page") && at.is_empty(), "{text}");
+        // The first entry is named, and all addresses.
+        let (text, at) = wrong(0x1_0000, 4, &[(0, 0x2_1000), (1, 0x9_0000)]);
+        assert!(text.contains("a list of 3 entries, of which entry 2 is 0x90000"), "{text}");
+        assert_eq!(at, [(0x9_0000, PAGE), (0, PAGE)]);
+        let (text, _) = wrong(0x1_0000, 3, &[(0, 0x2_1000), (1, 0x2_0808)]);
+        assert!(text.contains("entry 2 is 0x20808: not the address"), "{text}");
+        let (text, at) = wrong(0x1_0004, 3, &[]);
+        assert!(text.contains("no multiple of 8") && at.is_empty(), "{text}");
+        let (text, _) = wrong(0x1_0ff8, 3, &[(511, 0x1_1008)]);
+        assert!(text.contains("link at 0x10ff8 is 0x11008"), "{text}");
+        // A list that may not be read, and one that is nowhere.
+        for list in [0x2_1000, 0x9_0000] {
+            let (text, at) = wrong(list, 3, &[]);
+            assert!(text.contains("a list of 2 entries, and") && text.ends_with("to be read"));
+            assert_eq!(at, [(list, 8)]);
+        }
+    }
+
+    #[test]
+    fn the_meaning_of_prp2_follows_from_the_pages() {
+        let meaning = |offset: u64, bytes| {
+            let command = Command { prp1: U64::new(0x1000 + offset), ..Command::default() };
+            meaning_of_prp2(&command, bytes, PAGE)
+        };
+        assert_eq!(meaning(0, 0), "");
+        assert_eq!(meaning(0, PAGE), "");
+        assert_eq!(meaning(4, PAGE), " (the second page)");
+        assert_eq!(meaning(0, 2 * PAGE), " (the second page)");
+        assert_eq!(meaning(4, 2 * PAGE), " (a list of 2 entries)");
+        let command = Command { flags: Command::PSDT_SGL, nsid: U32::new(1), ..Command::default() };
+        assert_eq!(meaning_of_prp2(&command, 3 * PAGE, PAGE), "");
+    }
+
+    #[test]
+    fn the_first_segment_of_an_sgl_is_a_list() {
+        let sgl = |kind: u8| {
+            let mut command = Command { flags: Command::PSDT_SGL, ..Command::default() };
+            command.prp1 = U64::new(0x5000);
+            command.prp2 = U64::new(u64::from(kind) << 56 | 32);
+            let found = Pointer::of(&command, 4096, PAGE, None);
+            (spans(&found.data), spans(&found.lists))
+        };
+        assert_eq!(sgl(0), (vec![(0x5000, 32)], vec![]));
+        assert_eq!(sgl(0x20), (vec![], vec![(0x5000, 32)]));
+        assert_eq!(sgl(0x30), (vec![], vec![(0x5000, 32)]));
+        assert_eq!(sgl(0x10), (vec![], vec![]), "a bit bucket");
+    }
+}
