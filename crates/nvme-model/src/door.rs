@@ -122,6 +122,8 @@ pub enum ModelEvent<'a> {
         value: u32,
         /// The number of entries of the queue.
         entries: u32,
+        /// Of a completion queue's head that would pass empty entries: the first of these.
+        tail: Option<u32>,
     },
     /// A queue was created.
     Created {

@@ -64,6 +64,7 @@ impl SubmissionQueue {
 /// A completion queue.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
+    id: u16,
     base: Iova,
     size: u32,
     pub(crate) users: u16,
@@ -77,9 +78,9 @@ pub(crate) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(base: Iova, size: u32, vector: Option<u16>) -> Self {
+    pub(crate) fn new(id: u16, base: Iova, size: u32, vector: Option<u16>) -> Self {
         let backlog = VecDeque::new();
-        Self { base, size, users: 0, tail: 0, phase: true, backlog, vector, signal: false }
+        Self { id, base, size, users: 0, tail: 0, phase: true, backlog, vector, signal: false }
     }
 
     /// Returns whether completions wait for a free entry.
@@ -87,37 +88,57 @@ impl CompletionQueue {
         !self.backlog.is_empty()
     }
 
-    /// Returns whether an entry is free after the host has read up to `head`.
-    fn has_free_entry(&self, head: u32) -> bool {
-        (self.tail + 1) % self.size != head
+    /// Returns whether an entry is free: the host has read up to the head.
+    fn has_free_entry(&self, registers: &RegisterFile) -> bool {
+        self.next_tail() != registers.doorbell(self.id, Doorbell::CompletionHead)
+    }
+
+    fn next_tail(&self) -> u32 {
+        (self.tail + 1) % self.size
     }
 
     /// Writes a completion, or keeps it until an entry is free.
     /// Returns whether it was written.
-    pub(crate) fn add(&mut self, bus: &impl Bus, head: u32, cqe: Cqe) -> Result<bool, BusFault> {
-        if self.is_blocked() || !self.has_free_entry(head) {
+    pub(crate) fn add(
+        &mut self,
+        registers: &RegisterFile,
+        bus: &impl Bus,
+        cqe: Cqe,
+    ) -> Result<bool, BusFault> {
+        if self.is_blocked() || !self.has_free_entry(registers) {
             self.backlog.push_back(cqe);
             return Ok(false);
         }
-        self.write(bus, cqe).map(|()| true)
+        self.write(registers, bus, cqe).map(|()| true)
     }
 
     /// Writes waiting completions; returns whether it wrote any.
-    pub(crate) fn drain(&mut self, bus: &impl Bus, head: u32) -> Result<bool, BusFault> {
+    pub(crate) fn drain(
+        &mut self,
+        registers: &RegisterFile,
+        bus: &impl Bus,
+    ) -> Result<bool, BusFault> {
         let mut any = false;
-        while self.has_free_entry(head) {
+        while self.has_free_entry(registers) {
             let Some(cqe) = self.backlog.pop_front() else { break };
-            self.write(bus, cqe)?;
+            self.write(registers, bus, cqe)?;
             any = true;
         }
         Ok(any)
     }
 
-    fn write(&mut self, bus: &impl Bus, mut cqe: Cqe) -> Result<(), BusFault> {
+    fn write(
+        &mut self,
+        registers: &RegisterFile,
+        bus: &impl Bus,
+        mut cqe: Cqe,
+    ) -> Result<(), BusFault> {
         cqe.status_phase = U16::new(cqe.status_phase.get() & !1 | u16::from(self.phase));
         let at = self.base.raw().wrapping_add(u64::from(self.tail) * Cqe::BYTES as u64);
         if let Some((body, last)) = cqe.as_bytes().split_last_chunk::<4>() {
             bus.write(Iova::new(at), body)?;
+            // The host may ring as soon as it sees the phase.
+            registers.set_completion_tail(self.id, self.next_tail());
             bus.write_u32_release(Iova::new(at.wrapping_add(12)), u32::from_le_bytes(*last))?;
         }
         self.tail += 1;
@@ -182,7 +203,6 @@ impl Queues {
             return Ok(false);
         };
         let Some(Some(cq)) = self.completion.get_mut(usize::from(sq.cq)) else { return Ok(false) };
-        let head = registers.doorbell(sq.cq, Doorbell::CompletionHead);
         let cqe = Cqe {
             result: U32::new(result.value),
             result_high: U32::new(0),
@@ -191,6 +211,6 @@ impl Queues {
             cid: U16::new(command.cid),
             status_phase: U16::new(result.status.bits() << 1),
         };
-        cq.add(bus, head, cqe).map(|written| !written)
+        cq.add(registers, bus, cqe).map(|written| !written)
     }
 }

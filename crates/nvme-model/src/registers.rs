@@ -9,11 +9,22 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
-/// A doorbell: its value, and the size of its queue (0: there is none).
+/// A doorbell: its value, the size of its queue (0: there is none), and, of a completion queue, the
+/// entry that the controller writes next.
 #[derive(Debug, Default)]
 struct DoorbellRegister {
     value: AtomicU32,
     queue_size: AtomicU32,
+    tail: AtomicU32,
+}
+
+impl DoorbellRegister {
+    /// Returns whether the head may be `value`: it passes no entry that is empty.
+    fn is_completed(&self, value: u32, size: u32) -> bool {
+        let (head, tail) = (self.value.load(Ordering::SeqCst), self.tail.load(Ordering::SeqCst));
+        let distance = |to: u32| (to + size - head) % size;
+        distance(value) <= distance(tail)
+    }
 }
 
 // Errors of doorbell writes, by the values of the asynchronous event (Base 5.2, figure
@@ -37,6 +48,8 @@ pub(crate) struct BadDoorbell {
     pub(crate) queue: Option<(u16, QueueKind)>,
     pub(crate) value: u32,
     pub(crate) entries: u32,
+    /// Of a head that passes empty entries: the first of these.
+    pub(crate) tail: Option<u32>,
 }
 
 /// What a scan of the shared registers found.
@@ -248,7 +261,15 @@ impl RegisterFile {
     pub(crate) fn set_queue_size(&self, queue: u16, which: Doorbell, size: u32) {
         if let Some(doorbell) = self.doorbell_register(queue, which) {
             doorbell.value.store(0, Ordering::Release);
+            doorbell.tail.store(0, Ordering::Release);
             doorbell.queue_size.store(size, Ordering::Release);
+        }
+    }
+
+    /// Shows which entry of a completion queue is written next, before its last one becomes valid.
+    pub(crate) fn set_completion_tail(&self, queue: u16, tail: u32) {
+        if let Some(doorbell) = self.doorbell_register(queue, Doorbell::CompletionHead) {
+            doorbell.tail.store(tail, Ordering::SeqCst);
         }
     }
 
@@ -303,27 +324,25 @@ impl RegisterFile {
         let doorbell = usize::try_from(index).ok().and_then(|i| self.doorbells.get(i));
         let doorbell = doorbell.filter(|_| distance.is_multiple_of(stride));
         let size = doorbell.map_or(0, |doorbell| doorbell.queue_size.load(Ordering::Acquire));
-        match doorbell {
+        let is_completion = !index.is_multiple_of(2);
+        let tail = match doorbell {
             Some(doorbell) if value < size => {
-                doorbell.value.store(value, Ordering::SeqCst);
-                self.doorbell_writes.fetch_add(1, Ordering::Relaxed);
-                Ok(())
+                if !is_completion || doorbell.is_completed(value, size) {
+                    doorbell.value.store(value, Ordering::SeqCst);
+                    self.doorbell_writes.fetch_add(1, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Some(doorbell.tail.load(Ordering::SeqCst))
             }
-            _ => {
-                let event =
-                    if size == 0 { EVENT_NO_SUCH_DOORBELL } else { EVENT_BAD_DOORBELL_VALUE };
-                self.bad_doorbells.fetch_add(1, Ordering::Relaxed);
-                self.event.store(event, Ordering::SeqCst);
-                let kind = if index.is_multiple_of(2) {
-                    QueueKind::Submission
-                } else {
-                    QueueKind::Completion
-                };
-                let queue = u16::try_from(index / 2).ok().map(|id| (id, kind));
-                let queue = queue.filter(|_| distance.is_multiple_of(stride));
-                Err(BadDoorbell { at, queue, value, entries: size })
-            }
-        }
+            _ => None,
+        };
+        let event = if size == 0 { EVENT_NO_SUCH_DOORBELL } else { EVENT_BAD_DOORBELL_VALUE };
+        self.bad_doorbells.fetch_add(1, Ordering::Relaxed);
+        self.event.store(event, Ordering::SeqCst);
+        let kind = if is_completion { QueueKind::Completion } else { QueueKind::Submission };
+        let queue = u16::try_from(index / 2).ok().map(|id| (id, kind));
+        let queue = queue.filter(|_| distance.is_multiple_of(stride));
+        Err(BadDoorbell { at, queue, value, entries: size, tail })
     }
 }
 

@@ -104,6 +104,10 @@ kinds! {
     DOORBELL_VALUE "doorbell-value" Error
         "a doorbell takes an index below the number of entries: wrap it"
         "NVM Express Base 2.0, 5.2 (Invalid Doorbell Write Value)";
+    HEAD_AHEAD "cq-head-ahead" Error
+        "set a completion queue's doorbell to the entry after the last one whose phase says that it is \
+         new, once for each that was taken: the device may refuse the value, or overwrite completions"
+        "NVM Express Base 2.0, 5.2 (Invalid Doorbell Write Value)";
     DOORBELL_QUEUE "doorbell-queue" Error
         "ring only doorbells of queues that exist, at 1000h + (2 * queue + is completion) * (4 << \
          CAP.DSTRD); notify only queues that are enabled, after DRIVER_OK"

@@ -185,7 +185,7 @@ impl<B: Bus> Engine<B> {
             return Err(Status::INVALID_INTERRUPT_VECTOR);
         }
         if let Some(slot) = self.queues.completion.get_mut(usize::from(id)) {
-            *slot = Some(CompletionQueue::new(base, size, vector));
+            *slot = Some(CompletionQueue::new(id, base, size, vector));
         }
         self.observe(&ModelEvent::Created { kind: QueueKind::Completion, id, base, entries: size });
         self.registers.set_queue_size(id, Doorbell::CompletionHead, size);

@@ -137,8 +137,8 @@ impl<B: Bus> Engine<B> {
             self.observe(&ModelEvent::EarlyChange);
         }
         for bad in &scan.bad_doorbells {
-            let BadDoorbell { at, queue, value, entries } = *bad;
-            self.observe(&ModelEvent::BadDoorbell { at, queue, value, entries });
+            let BadDoorbell { at, queue, value, entries, tail } = *bad;
+            self.observe(&ModelEvent::BadDoorbell { at, queue, value, entries, tail });
         }
         scan.any
     }
@@ -190,7 +190,7 @@ impl<B: Bus> Engine<B> {
         if !cq.is_blocked() {
             return Ok(false);
         }
-        cq.drain(&self.bus, self.registers.doorbell(id, Doorbell::CompletionHead))
+        cq.drain(&self.registers, &self.bus)
     }
 
     /// Fetches and executes a batch of one submission queue; returns whether there was one.
@@ -377,7 +377,7 @@ impl<B: Bus> Engine<B> {
             *slot = Some(SubmissionQueue { base: Iova::new(asq), size: sq_size, head: 0, cq: 0 });
         }
         if let Some(slot) = self.queues.completion.first_mut() {
-            *slot = Some(CompletionQueue::new(Iova::new(acq), cq_size, Some(0)));
+            *slot = Some(CompletionQueue::new(0, Iova::new(acq), cq_size, Some(0)));
         }
         self.registers.set_queue_size(0, Doorbell::SubmissionTail, sq_size);
         self.registers.set_queue_size(0, Doorbell::CompletionHead, cq_size);

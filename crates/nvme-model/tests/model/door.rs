@@ -144,6 +144,35 @@ fn shared_registers_are_scanned() {
 }
 
 #[test]
+fn a_head_past_the_last_completion_is_refused() {
+    let rig = rig(|_| {});
+    rig.enable();
+    let refused = |head: u32, expected: u64| {
+        let before = rig.model.stats().doorbells;
+        rig.window.store(DOORBELL + 4, head);
+        let seen = |rig: &Rig| {
+            let stats = rig.model.stats();
+            stats.bad_doorbells == expected || stats.doorbells > before
+        };
+        rig.wait("the doorbell", seen);
+        assert_eq!(rig.model.stats().bad_doorbells, expected, "{head}");
+    };
+    // None is there, and the same value again passes none.
+    refused(1, 1);
+    refused(0, 1);
+    // Around the end of the queue of four entries.
+    for slot in 0..9u16 {
+        rig.submit(slot, 6, 1);
+        let at = 0x2000 + usize::from(slot % 4) * 16;
+        let phase = u8::from(slot % 8 < 4);
+        rig.wait("a completion", |rig| rig.memory.0.lock().unwrap()[at + 14] & 1 == phase);
+        refused(u32::from(slot + 2) % 4, 2 * u64::from(slot) + 2);
+        refused(u32::from(slot + 3) % 4, 2 * u64::from(slot) + 3);
+        refused(u32::from(slot + 1) % 4, 2 * u64::from(slot) + 3);
+    }
+}
+
+#[test]
 fn doorbells_of_no_queue_are_seen() {
     let rig = rig(|config| config.queues = 1);
     rig.enable();

@@ -201,6 +201,16 @@ impl Observing {
         self.watch.add(kind, text, self.described(queue, command));
     }
 
+    /// Reports a head that passes empty entries, from `tail` on.
+    fn passed(&self, at: u32, queue: Option<(u16, QueueKind)>, value: u32, tail: u32) {
+        let id = queue.map_or(0, |(id, _)| id);
+        let text = format!(
+            "the doorbell of completion queue {id} ({at:#x}) was set to {value}, past the last \
+             completion: the next one comes to entry {tail}"
+        );
+        self.watch.add(&findings::HEAD_AHEAD, text, Vec::new);
+    }
+
     fn bad_doorbell(&self, at: u32, queue: Option<(u16, QueueKind)>, value: u32, entries: u32) {
         let what = match queue {
             Some((id, kind)) => format!("the doorbell of {kind} queue {id}"),
@@ -251,9 +261,10 @@ impl Observer for Observing {
                 let text = "CC.EN changed before CSTS.RDY had followed the last change".to_owned();
                 watch.add(&findings::EARLY_CHANGE, text, Vec::new);
             }
-            ModelEvent::BadDoorbell { at, queue, value, entries } => {
-                self.bad_doorbell(at, queue, value, entries);
-            }
+            ModelEvent::BadDoorbell { at, queue, value, entries, tail } => match tail {
+                Some(tail) => self.passed(at, queue, value, tail),
+                None => self.bad_doorbell(at, queue, value, entries),
+            },
             ModelEvent::Created { kind, id, base, entries } => {
                 let bytes = match kind {
                     QueueKind::Submission => 64,

@@ -197,6 +197,30 @@ static void doorbell_value(void)
 	pause_us(20000);
 	stop();
 }
+/* The head is rung before there is a completion; then the driver goes on. */
+static void cq_head_ahead(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	if (wrong) { ring(&io, 1, 5); pause_us(20000); }
+	for (int i = 0; i < 3 * ENTRIES; i++) { struct sqe c = read_to(i, FREE); CHECK(!run(&io, &c)); }
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+/* It is rung twice for each completion. */
+static void cq_double(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	for (int i = 0; i < 4; i++) {
+		struct sqe c = read_to(i, FREE);
+		CHECK(!run(&io, &c));
+		pause_us(20000);
+		if (wrong) { ring(&io, 1, io.head + 1); pause_us(20000); }
+	}
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
 static void doorbell_queue(void)
 {
 	start(ENTRIES);
@@ -509,6 +533,7 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "dma-direction", dma_direction }, { "map-refused-ignored", map_refused_ignored }, { "unmap-part", unmap_part },
 	{ "unmap-nothing", unmap_nothing }, { "entry-limit", entry_limit }, { "mapped-often", mapped_often },
 	{ "maps-left", maps_left }, { "doorbell-value", doorbell_value }, { "doorbell-queue", doorbell_queue },
+	{ "cq-head-ahead", cq_head_ahead }, { "cq-double", cq_double },
 	{ "completion-queue-full", completion_queue_full }, { "entry-changed", entry_changed },
 	{ "command-id-twice", command_id_twice }, { "queue-unmapped", queue_unmapped }, { "queue-limit", queue_limit },
 	{ "queue-order", queue_order }, { "prp", prp }, { "sgl", sgl }, { "transfer-size", transfer_size },

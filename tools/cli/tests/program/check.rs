@@ -122,6 +122,7 @@ planted! {
     a_page_that_is_mapped_often "mapped-often" [PLAIN] [];
     mappings_that_are_left "maps-left" [PLAIN] [];
     a_doorbell_out_of_range "doorbell-value" [PLAIN] [];
+    a_head_before_its_completion "cq-head-ahead" [PLAIN] [];
     a_doorbell_of_no_queue "doorbell-queue" [PLAIN] [];
     a_full_completion_queue "completion-queue-full" [PLAIN] [];
     an_entry_that_changes "entry-changed" [LATE] [];
@@ -168,6 +169,12 @@ fn what_a_device_takes_prp2_for_is_said() {
             "{finding:#}"
         );
     }
+}
+
+#[test]
+fn a_head_that_is_rung_twice() {
+    let finding = planted_as("faults", PLAIN, "cq-double", "cq-head-ahead", &[]);
+    assert!(finding["text"].as_str().unwrap().contains("comes to entry 1"), "{finding:#}");
 }
 
 #[test]
