@@ -283,6 +283,9 @@ pub struct MapLimit {
     pub limit: u64,
 }
 
+/// What other threads may allocate while a limit is tried: some times what the allocator asks for.
+const MEANWHILE: u64 = 4 << 20;
+
 impl MapLimit {
     /// Reads those that are set for this process.
     pub fn here() -> Vec<Self> {
@@ -307,8 +310,18 @@ impl MapLimit {
 
     /// Returns whether the limits allow this process `bytes` more of private memory at the moment.
     ///
-    /// They are tried, by mapping as much, and not read: without `/proc` it is unknown what counts.
+    /// They are tried, by mapping as much, unless that would leave too little to an allocation of
+    /// another thread meanwhile: then what `/proc` says decides. Without `/proc` it is unknown what
+    /// counts, and they are tried.
     pub fn allow(bytes: u64) -> bool {
+        let limited =
+            [Resource::As, Resource::Data].map(|of| rustix::process::getrlimit(of).current);
+        if limited != [None; 2] {
+            let left = Self::here().iter().map(|limit| limit.left).min().unwrap_or(u64::MAX);
+            if left < bytes.saturating_add(MEANWHILE) {
+                return left >= bytes;
+            }
+        }
         let page = rustix::param::page_size();
         Region::anonymous(super::errno::bytes(bytes), page).is_ok()
     }

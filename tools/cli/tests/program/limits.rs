@@ -666,10 +666,20 @@ fn a_limit_ends_the_writes_of_a_client_and_not_the_server() {
              prlimit --pid $PPID --as=$(((size + 40960) * 1024)): && nbdcopy {source} \"$uri\""
         );
         let script = format!("{setup}; exec \"$0\" serve soft:128M --threads 1 --run \"$1\"");
-        let mut command = Command::new(by[0]);
-        command.args(&by[1..]).args(["sh", "-c", &script, PROGRAM, &write]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let ended = finish_with(command);
+        let run = || {
+            let mut command = Command::new(by[0]);
+            command.args(&by[1..]).args(["sh", "-c", &script, PROGRAM, &write]);
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            finish_with(command)
+        };
+        let mut ended = run();
+        // Without /proc the limit is tried by mapping what is to be left, and in that moment another
+        // thread may ask for memory: seen once in hundreds of runs.
+        for _ in 0..2 {
+            if by.len() > 1 && ended.err.contains("memory allocation of") {
+                ended = run();
+            }
+        }
         assert_eq!(ended.code, Some(1), "{setup}: {ended:?}");
         for part in ["capacity exceeded", "No space left on device", "exit status: 1"] {
             assert!(ended.err.contains(part), "{setup}: {ended:?}");
