@@ -55,7 +55,7 @@ pub struct WindowToken {
 
 impl WindowToken {
     /// Ends the window, when nothing is mapped in it.
-    pub(in crate::domain) fn close(self) {
+    pub fn close(self) {
         self.owner.unpin(self.pin);
     }
 
