@@ -82,7 +82,17 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     ///
     /// No flushes at all need no ticket: [`Ticket::COMPLETED`].
     pub fn request(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
-        self.gather(flushes, false)
+        self.gather(flushes, || false)
+    }
+
+    /// Requests `flushes`, and submits the open batch if `submits` says so behind the last of them:
+    /// under the same lock.
+    pub(crate) fn request_and_submit_if(
+        &self,
+        flushes: impl IntoIterator<Item = Flush>,
+        submits: impl FnOnce() -> bool,
+    ) -> Ticket {
+        self.gather(flushes, submits)
     }
 
     /// Requests `flushes`, as [`request`](Self::request) does, and submits the open batch unless
@@ -95,11 +105,15 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
             let pages = Pages::new(&first);
             return self.append(&[pages], &Requested::of(&pages), true);
         };
-        self.gather([first, second].into_iter().chain(flushes), true)
+        self.gather([first, second].into_iter().chain(flushes), || true)
     }
 
     /// Requests `flushes`, a list at a time: the caller's iterator runs without the lock.
-    fn gather(&self, flushes: impl IntoIterator<Item = Flush>, submit: bool) -> Ticket {
+    fn gather(
+        &self,
+        flushes: impl IntoIterator<Item = Flush>,
+        submits: impl FnOnce() -> bool,
+    ) -> Ticket {
         let (mut list, mut ticket) = (FlushList::new(), Ticket::COMPLETED);
         for flush in flushes {
             let mut flush = flush;
@@ -112,7 +126,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         if list.is_empty() {
             return ticket;
         }
-        ticket.max(self.append(list.pages(), &list.requested, submit))
+        ticket.max(self.append(list.pages(), &list.requested, submits()))
     }
 
     /// Appends `pages`, which are those of all that is `requested`, to the open batch, and submits

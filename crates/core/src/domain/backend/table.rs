@@ -16,6 +16,7 @@ use crate::table::{Format, MappedRun, PinnedLeaf, Retired, Table, TableError};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::cell::Cell;
 use core::fmt;
 use core::iter::{empty, once};
 use core::task::Poll;
@@ -243,21 +244,18 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         rest: &mut dyn Iterator<Item = Revocation<'r>>,
         mut retired: Retired,
     ) -> Result<Ticket, TableError> {
-        let mut failed = None;
-        let cleared = rest.map_while(|one| match self.clear_one(one, &mut retired) {
-            Ok(()) => Some(one.range),
-            Err(error) => {
-                failed = Some(error);
-                None
-            }
+        let (mut failed, is_all) = (None, Cell::new(retired.is_empty()));
+        let cleared = rest.map_while(|one| {
+            let cleared = self.clear_one(one, &mut retired);
+            is_all.set(retired.is_empty());
+            failed = cleared.err();
+            failed.is_none().then_some(one.range)
         });
-        let ticket = self.invalidator.request(once(first).chain(cleared).map(Flush::from));
-        let ticket = if retired.is_empty() {
-            self.invalidator.submit();
-            ticket
-        } else {
-            ticket.max(self.flush_retired(retired))
-        };
+        let flushes = once(first).chain(cleared).map(Flush::from);
+        let mut ticket = self.invalidator.request_and_submit_if(flushes, || is_all.get());
+        if !retired.is_empty() {
+            ticket = ticket.max(self.flush_retired(retired));
+        }
         failed.map_or(Ok(ticket), Err)
     }
 
