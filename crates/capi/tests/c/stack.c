@@ -15,9 +15,9 @@ static void *calls(void *arg) {
     pf_map_t map;
     pf_block_t block;
     uint64_t iova;
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 16 << 20};
-    struct pf_pool_opts blocks = {.opts_size = sizeof blocks, .name = "stack", .size = 128};
-    struct pf_nvme_opts medium = {.opts_size = sizeof medium, .size = 1 << 20};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 16 << 20};
+    struct pf_pool_opts blocks = {.struct_size = sizeof blocks, .name = "stack", .size = 128};
+    struct pf_nvme_opts medium = {.struct_size = sizeof medium, .size = 1 << 20};
     OK(pf_domain_soft(&domain));
     OK(pf_arena_create(domain, &opts, &arena));
     OK(pf_owner_create(domain, &owner));
@@ -32,13 +32,13 @@ static void *calls(void *arg) {
     OK(pf_nvme_open(domain, arena, &medium, &nvme));
     char json[4096];
     pf_stats_json(domain, json, sizeof json);
-    OK(pf_nvme_put(nvme));
+    OK(pf_nvme_destroy(nvme));
     OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
     OK(pf_free(arena, memory));
     OK(pf_owner_destroy(owner));
-    OK(pf_arena_put(arena));
-    OK(pf_domain_put(domain));
+    OK(pf_arena_destroy(arena));
+    OK(pf_domain_destroy(domain));
     return NULL;
 }
 
