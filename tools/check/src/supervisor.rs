@@ -64,7 +64,7 @@ impl Supervisor {
         let pid = i32::try_from(program).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::ErrorKind::InvalidData)?;
         let mut ending = None;
-        let (mut active, mut commands) = (Instant::now(), 0);
+        let (mut active, mut looked, mut commands) = (Instant::now(), Instant::now(), 0);
         loop {
             let now = Instant::now();
             if end.is_some_and(|end| now >= end) {
@@ -83,7 +83,9 @@ impl Supervisor {
             if listening && let Some(notification) = self.listener.receive()? {
                 self.answer(&notification)?;
             }
-            if !listening {
+            // Also where the program calls all the time: it may wait for the effect of a close.
+            if !listening || looked.elapsed() >= LOOK {
+                looked = Instant::now();
                 self.kernel.reap();
                 for function in &self.kernel.shared.functions {
                     function.irqs.deliver_held();
