@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Base class, sub-class and programming interface of an NVMe I/O controller.
-pub(crate) const NVME_CLASS: u32 = 0x01_0802;
+const NVME_CLASS: u32 = 0x01_0802;
 
 /// Why a controller could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +76,27 @@ pub enum PciError {
     },
 }
 
+// What a function must be to be taken over, whoever has opened it.
+
+pub(crate) fn check_class(bdf: Bdf, class: u32) -> Result<(), PciError> {
+    if class == NVME_CLASS { Ok(()) } else { Err(PciError::Class { bdf, class }) }
+}
+
+/// Where there is no reset, disabling the controller suffices.
+pub(crate) fn check_reset(reset: Result<(), DeviceError>) -> Result<(), PciError> {
+    match reset {
+        Ok(()) | Err(DeviceError::NoReset(_)) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+pub(crate) fn check_registers(bdf: Bdf, bytes: u64) -> Result<(), PciError> {
+    match bytes < u64::from(offset::DOORBELLS) + 8 {
+        true => Err(PciError::Registers { bdf, bytes }),
+        false => Ok(()),
+    }
+}
+
 /// A controller opened through VFIO. A handle: a clone is the same controller.
 ///
 /// It can access memory from [`open`](Self::open) until the last handle and the last of its
@@ -103,19 +124,10 @@ impl PciController {
     /// [`PciError`]; this handle of the device is dropped.
     pub fn from_device(device: Device, vectors: u32) -> Result<Self, PciError> {
         let bdf = device.address();
-        let class = device.ids()?.class;
-        if class != NVME_CLASS {
-            return Err(PciError::Class { bdf, class });
-        }
-        match device.reset() {
-            // Disabling it, below, suffices.
-            Ok(()) | Err(DeviceError::NoReset(_)) => {}
-            Err(error) => return Err(error.into()),
-        }
+        check_class(bdf, device.ids()?.class)?;
+        check_reset(device.reset())?;
         let bar = device.bar(0)?;
-        if bar.len() < u64::from(offset::DOORBELLS) + 8 {
-            return Err(PciError::Registers { bdf, bytes: bar.len() });
-        }
+        check_registers(bdf, bar.len())?;
         let request = device
             .request()
             .inspect_err(|error| tracing::debug!(%error, "removal requests are not reported"));

@@ -21,10 +21,8 @@
 
 use crate::driver;
 use crate::registers::Registers;
-use crate::spec::offset;
-use crate::vfio::{NVME_CLASS, PciError};
+use crate::vfio::{PciError, check_class, check_registers, check_reset};
 use pinfold::Domain;
-use pinfold::vfio::DeviceError;
 use pinfold::vtd::{Bar, Device};
 use pinfold_core::domain::DomainId;
 use std::sync::Arc;
@@ -47,19 +45,10 @@ impl UnitController {
     /// [`PciError`]; this handle of the device is dropped.
     pub fn from_device(device: Device) -> Result<Self, PciError> {
         let bdf = device.address();
-        let class = device.ids()?.class;
-        if class != NVME_CLASS {
-            return Err(PciError::Class { bdf, class });
-        }
-        match device.reset() {
-            // Disabling it, below, suffices.
-            Ok(()) | Err(DeviceError::NoReset(_)) => {}
-            Err(error) => return Err(error.into()),
-        }
+        check_class(bdf, device.ids()?.class)?;
+        check_reset(device.reset())?;
         let bar = device.bar(0)?;
-        if bar.len() < u64::from(offset::DOORBELLS) + 8 {
-            return Err(PciError::Registers { bdf, bytes: bar.len() });
-        }
+        check_registers(bdf, bar.len())?;
         let registers = Arc::new(UnitRegisters(bar));
         driver::disable_controller(registers.clone())
             .map_err(|error| PciError::Driver { bdf, error })?;

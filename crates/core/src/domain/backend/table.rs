@@ -244,15 +244,16 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         rest: &mut dyn Iterator<Item = Revocation<'r>>,
         mut retired: Retired,
     ) -> Result<Ticket, TableError> {
-        let (mut failed, is_all) = (None, Cell::new(retired.is_empty()));
+        // Pages that were retired are flushed, and submitted, behind these.
+        let (mut failed, is_last) = (None, Cell::new(retired.is_empty()));
         let cleared = rest.map_while(|one| {
             let cleared = self.clear_one(one, &mut retired);
-            is_all.set(retired.is_empty());
+            is_last.set(retired.is_empty());
             failed = cleared.err();
             failed.is_none().then_some(one.range)
         });
         let flushes = once(first).chain(cleared).map(Flush::from);
-        let mut ticket = self.invalidator.request_and_submit_if(flushes, || is_all.get());
+        let mut ticket = self.invalidator.request_and_submit_if(flushes, || is_last.get());
         if !retired.is_empty() {
             ticket = ticket.max(self.flush_retired(retired));
         }
