@@ -6,6 +6,10 @@
 #include <sched.h>
 #include <unistd.h>
 
+/* Of the leak sanitizer, where the test is built with it. */
+void __lsan_disable(void) __attribute__((weak));
+void __lsan_enable(void) __attribute__((weak));
+
 static pf_domain_t *domain;
 static pf_arena_t *arena; /* mapped per use */
 static pf_arena_t *whole;
@@ -425,6 +429,21 @@ static void goes_wrong(void) {
     }
 }
 
+/* Ends a loop with a request that is given up. Its addresses stay in use, and what the library keeps
+ * for them is a leak that is meant: requests.supp names this function to valgrind. */
+static void __attribute__((noinline)) lost_for_good(const struct pf_payload *payloads,
+                                                    uint64_t *iovas) {
+    uint64_t token;
+    if (__lsan_disable)
+        __lsan_disable();
+    pf_requests_t *requests = loop_of(PF_PROTECT_BATCH, 4, 0);
+    OK(pf_requests_begin(requests, payloads, 2, &token, iovas));
+    if (__lsan_enable)
+        __lsan_enable();
+    OK(pf_requests_lost(requests, token));
+    OK(pf_requests_destroy(requests));
+}
+
 /* What was given up is counted until it has ended, and for good where its loop has ended. */
 static void given_up(void) {
     pf_requests_t *requests = loop_of(PF_PROTECT_BATCH, 4, 0);
@@ -451,10 +470,9 @@ static void given_up(void) {
     CHECK(held.lost == 0 && held.lost_bytes == 0 && strstr(why, "no memory is held") != NULL);
     for (int i = 0; i < 3; i++)
         CHECK(reported(requests).end == PF_END_STAYS_MAPPED);
-    /* For good: the memory is in use, and counted once. */
-    OK(pf_requests_begin(requests, payloads, 2, tokens, iovas));
-    OK(pf_requests_lost(requests, tokens[0]));
     OK(pf_requests_destroy(requests));
+    /* For good: the memory is in use, and counted once. */
+    lost_for_good(payloads, iovas);
     OK(pf_quarantine(domain, &held, why, sizeof why));
     CHECK(held.lost == 1 && held.lost_bytes == 3 * 4096);
     CHECK(held.quarantined == 0 && held.quarantined_bytes == 0 && held.deferred == 0);
