@@ -94,15 +94,9 @@ impl Errno for Inaccessible {
 impl Errno for AllocError {
     fn errno(&self) -> c_int {
         match self {
-            Self::Empty => EINVAL,
+            Self::Length { .. } => EINVAL,
             _ => ENOMEM,
         }
-    }
-}
-
-impl Errno for dma_pool::AllocError {
-    fn errno(&self) -> c_int {
-        ENOMEM
     }
 }
 
@@ -147,12 +141,6 @@ impl Errno for RegisterError {
 }
 
 impl Errno for page_pool::CreateError {
-    fn errno(&self) -> c_int {
-        EINVAL
-    }
-}
-
-impl Errno for page_pool::FreeError {
     fn errno(&self) -> c_int {
         EINVAL
     }

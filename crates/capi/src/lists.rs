@@ -3,9 +3,9 @@
 
 use crate::block::pf_block_t;
 use crate::failure::{Failure, fail};
-use pinfold::core::gather::prp::{ControllerPage, ListPage, ListPages, PrpError, Prps};
-use pinfold::core::gather::sgl::{Sgl, SglError};
-use pinfold::core::gather::{GatherError, Profile};
+use pinfold::core::gather::prp::{ControllerPage, ListPage, ListPages, Prps};
+use pinfold::core::gather::sgl::Sgl;
+use pinfold::core::gather::{GatherError, LayoutError, Profile};
 use pinfold::{DmaMemory, Iova, Segment};
 use std::fmt;
 use std::ptr::NonNull;
@@ -94,7 +94,7 @@ pub(crate) fn prp(
 ) -> Result<([u64; 2], usize), Failure> {
     let laid_out = Prps::<List, MOST_LISTS>::new(ControllerPage::SIZE_4K, segments, &mut lists);
     let prps = laid_out.map_err(|error| match &error {
-        PrpError::Take(_) | PrpError::TooLong { .. } => fail!(ENOSPC, "{error}"),
+        LayoutError::Take(_) | LayoutError::TooLong { .. } => fail!(ENOSPC, "{error}"),
         _ => fail!(EINVAL, "{error}"),
     })?;
     Ok(([prps.prp1(), prps.prp2()], prps.list_pages()))
@@ -113,7 +113,7 @@ pub(crate) fn sgl(
     let any = any.map_err(|error| fail!(EINVAL, "{error}"))?;
     let laid_out = Sgl::<List, MOST_LISTS>::new(&any, segments, &mut lists);
     let sgl = laid_out.map_err(|error| match &error {
-        SglError::Take(_) | SglError::TooLong { .. } => fail!(ENOSPC, "{error}"),
+        LayoutError::Take(_) | LayoutError::TooLong { .. } => fail!(ENOSPC, "{error}"),
         _ => fail!(EINVAL, "{error}"),
     })?;
     let mut bytes = [0; 16];

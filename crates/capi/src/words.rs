@@ -18,13 +18,12 @@ const WORDS: &[(&str, &str)] = &[
         "drop idle `PoolLocal`s, free blocks, or add another range",
         "destroy idle caches, put blocks back, or add memory with pf_pool_add",
     ),
-    ("drop idle `PoolLocal`s, free blocks, or", "destroy idle caches, put blocks back, or"),
+    ("drop idle `PoolLocal`s, free some, or", "destroy idle caches, put blocks back, or"),
     ("or give the source more memory", "or use a larger arena"),
     (
-        "is owned by a Block, which frees it on drop: use its `into_raw` to free it by address",
-        "is not the program's: a block of the library's own",
+        "is owned by a value, which frees it on drop: use its `into_raw` to free it by address",
+        "is not the program's: it is the library's own",
     ),
-    ("and is held by a `Page` or by fragments now", "and is a page of the library's own now"),
     ("or raise `max_in_use`", "or create a pool of which more may be in use"),
     (
         "call map_into with this domain on their arena or OwnedMemory, or register_memory, or allocate \

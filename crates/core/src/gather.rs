@@ -25,6 +25,7 @@
 //! # }
 //! ```
 
+mod error;
 mod list;
 mod profile;
 pub mod prp;
@@ -32,4 +33,5 @@ pub mod sgl;
 #[cfg(test)]
 mod tests;
 
+pub use error::LayoutError;
 pub use profile::{Gather, GatherError, Profile, ProfileError};

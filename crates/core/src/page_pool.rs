@@ -90,9 +90,10 @@ mod loom_models;
 #[cfg(not(loom))]
 mod tests;
 
+pub use crate::dma_pool::{AllocError, FreeError};
 pub use config::{Config, RawPage, RevocableSource, SyncOps, Tag};
 pub use consumer::PagePool;
-pub use error::{AllocError, CreateError, FreeError, RevokeError, TooManyTags};
+pub use error::{CreateError, RevokeError, TooManyTags};
 pub use fragment::Fragment;
 pub use page::{Page, Remote};
 pub use stats::{Counts, Holder, PagePoolStats};

@@ -40,13 +40,9 @@ const NVME_CLASS: u32 = 0x01_0802;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PciError {
-    /// The device could not be opened.
+    /// The device, or its unit, could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The device, or its unit, could not be opened.
-    #[cfg(feature = "vtd")]
-    #[error(transparent)]
-    Unit(#[from] pinfold::vtd::OpenError),
     /// A call to the device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -35,7 +35,7 @@ mod open;
 
 pub use crate::backend::context::IommuInterface;
 pub use crate::backend::context::Limits;
-pub use crate::backend::error::OpenError;
+pub use crate::backend::error::{DeviceError, OpenError};
 pub use bar::Bar;
-pub use device::{Attachment, Device, DeviceError, Ids, Options};
+pub use device::{Attachment, Device, Ids, Options};
 pub use irq::Irq;

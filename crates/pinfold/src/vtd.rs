@@ -51,7 +51,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use open::OpenError;
+pub use crate::backend::error::OpenError;
 pub use pinfold_vtd::fault::{Fault, Reason};
 
 /// The command register in PCI configuration space (PCI Local Bus 3.0, 6.2.2), and its bits used

@@ -41,7 +41,7 @@ pub struct Registers {
 /// Why a transport cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum OpenError {
+pub enum TransportError {
     /// VFIO reported an error.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -69,8 +69,8 @@ pub enum OpenError {
 /// [domain](Device::domain) maps.
 ///
 /// # Errors
-/// [`OpenError`]; bus mastering is disabled then.
-pub fn open(device: &Device) -> Result<Transport, OpenError> {
+/// [`TransportError`]; bus mastering is disabled then.
+pub fn open(device: &Device) -> Result<Transport, TransportError> {
     match device.reset() {
         // A transport starts with a reset of its own (status 0, virtio 1.2 section 3.1.1).
         Ok(()) | Err(DeviceError::NoReset(_)) => {}
@@ -86,7 +86,7 @@ pub fn open(device: &Device) -> Result<Transport, OpenError> {
     opened
 }
 
-fn transport(device: &Device) -> Result<Transport, OpenError> {
+fn transport(device: &Device) -> Result<Transport, TransportError> {
     let mut root = PciRoot::new(Config(device.clone()));
     let mut bars = Vec::new();
     for (index, info) in (0..).zip(root.bars(ONLY_DEVICE)?) {
@@ -103,7 +103,7 @@ fn transport(device: &Device) -> Result<Transport, OpenError> {
     if let Some((address, bytes)) = missing {
         drop(made); // before its placeholders
         drop(placeholders);
-        return Err(OpenError::NotMapped { address, bytes });
+        return Err(TransportError::NotMapped { address, bytes });
     }
     Ok(Translated::keeping(made?, Registers { _bars: bars }))
 }

@@ -15,9 +15,6 @@ pub(crate) enum BenchError {
     /// The memory for the subjects is unavailable.
     #[error("cannot allocate the memory for the measurement: {0}")]
     Arena(#[from] pinfold::arena::BuildError),
-    /// A buffer could not be allocated from that memory.
-    #[error(transparent)]
-    Buffer(#[from] pinfold::arena::AllocError),
     /// The baselines need memory that no device can reach.
     #[error(transparent)]
     NotExclusive(#[from] pinfold::arena::NotExclusive),
@@ -27,10 +24,10 @@ pub(crate) enum BenchError {
     /// A pool could not be created.
     #[error(transparent)]
     Create(#[from] dma_pool::CreateError),
-    /// A pool could not allocate a block.
+    /// No block, page or buffer could be allocated.
     #[error(transparent)]
     Alloc(#[from] dma_pool::AllocError),
-    /// A pool refused to free a block.
+    /// A pool refused to free a block or page.
     #[error(transparent)]
     Free(#[from] dma_pool::FreeError),
     /// A pool refused to free several blocks.
@@ -45,12 +42,6 @@ pub(crate) enum BenchError {
     /// A page pool could not be created.
     #[error(transparent)]
     CreatePages(#[from] page_pool::CreateError),
-    /// A page pool could not allocate a page.
-    #[error(transparent)]
-    AllocPage(#[from] page_pool::AllocError),
-    /// A page pool refused to free a page.
-    #[error(transparent)]
-    FreePage(#[from] page_pool::FreeError),
     /// An access is outside its memory.
     #[error(transparent)]
     Access(#[from] AccessError),
@@ -77,7 +68,7 @@ pub(crate) enum BenchError {
     Gather(#[from] gather::GatherError),
     /// A PRP list could not be built.
     #[error(transparent)]
-    Prp(#[from] gather::prp::PrpError<dma_pool::AllocError>),
+    Prp(#[from] gather::LayoutError<dma_pool::AllocError>),
     /// The queue of a file failed.
     #[error(transparent)]
     File(#[from] pinfold::uring::FileError),

@@ -368,7 +368,7 @@ impl pf_queue_t {
         let piece = memory.pieces().nth(named.unwrap_or(0));
         let (index, addr, len) = piece.unwrap_or_default();
         let rule = match error {
-            LayoutError::Prp(_) => {
+            LayoutError::Offset { .. } | LayoutError::Ragged { .. } => {
                 "; without SGLs the first entry begins at a multiple of 4, the others at multiples of 4096, and all but \
                  the last end at one"
             }

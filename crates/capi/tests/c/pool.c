@@ -119,7 +119,7 @@ static void get_and_put(void) {
     again.va = NULL;
     REFUSED(EINVAL, "va is NULL", pf_put(cache, &again));
     again.va = (char *)block.va + 8;
-    REFUSED(EINVAL, "no block starts", pf_put(cache, &again));
+    REFUSED(EINVAL, "no block or page starts", pf_put(cache, &again));
     again = block;
     again.iova += 200;
     REFUSED(EINVAL, "for the device", pf_put(cache, &again));

@@ -133,10 +133,10 @@ static void described(void) {
     for (int i = 0; i < 3; i++)
         CHECK(list[i] == iova + 4096 * (i + 1));
     lists[0].iova++;
-    REFUSED(EINVAL, "PRP list page", pf_prp(reg, 0, 3 * 4096, lists, 1, prp));
+    REFUSED(EINVAL, "as a list page", pf_prp(reg, 0, 3 * 4096, lists, 1, prp));
     lists[0].iova--;
     lists[0].len = 2048;
-    REFUSED(EINVAL, "PRP list page", pf_prp(reg, 0, 3 * 4096, lists, 1, prp));
+    REFUSED(EINVAL, "as a list page", pf_prp(reg, 0, 3 * 4096, lists, 1, prp));
 
     /* An SGL: one descriptor, since the memory is one piece. */
     uint8_t sgl[16] = {0}, expected[16] = {0};

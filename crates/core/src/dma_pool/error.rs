@@ -1,4 +1,8 @@
-//! A pool's errors, each with the value and the limit. Nothing has changed when one is returned.
+//! Errors of pools, each with the value and the limit. Nothing has changed when one is returned.
+//!
+//! [`AllocError`] and [`FreeError`] are also those of a [page pool](crate::page_pool), and
+//! `AllocError` is that of an arena of the crate `pinfold`: a program that allocates from several of
+//! them has one error to handle.
 
 use crate::addr::Iova;
 use crate::domain::BackendError;
@@ -153,14 +157,14 @@ pub enum CreateError {
     },
 }
 
-/// Why no block can be allocated.
+/// Why no block, page, fragment or buffer can be allocated.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// No chunk is available. Other owners may hold free blocks (see
-    /// [`DmaPoolStats::cached`](super::DmaPoolStats)).
+    /// Nothing is free, and the pool's source has no chunk. Other owners of a DMA pool may hold free
+    /// blocks (see [`DmaPoolStats::cached`](super::DmaPoolStats)).
     #[error(
-        "{0}; other owners of the pool may hold free blocks: drop idle `PoolLocal`s, free blocks, or give the source more memory"
+        "{0}; other owners of the pool may hold free memory: drop idle `PoolLocal`s, free some, or give the source more memory"
     )]
     Source(#[from] SourceError),
     /// The source violated its contract: a run of this order cannot start there. It was released.
@@ -200,6 +204,44 @@ pub enum AllocError {
         size: u64,
         /// The most bytes of the span that chunks of such blocks can ever lie in.
         limit: u64,
+    },
+    /// As many pages of a page pool are in use as
+    /// [`max_in_use`](crate::page_pool::Config::max_in_use) allows.
+    #[error(
+        "no page is free: {limit} pages are in use, the pool's limit; return some, or raise `max_in_use`"
+    )]
+    Limit {
+        /// The limit.
+        limit: u64,
+    },
+    /// A fragment of a page, or a buffer, has at least 1 byte; a fragment has at most what a device
+    /// may write of a page.
+    #[error("cannot allocate {len} bytes: 1 to {limit} are possible")]
+    Length {
+        /// The requested value.
+        len: usize,
+        /// The largest one.
+        limit: usize,
+    },
+    /// A buffer is larger than its arena.
+    #[error("cannot allocate {requested} bytes: the arena has {arena}; build it larger")]
+    TooLarge {
+        /// The requested size in bytes.
+        requested: u64,
+        /// The size of the arena.
+        arena: u64,
+    },
+    /// The arena has no free run of that length.
+    #[error(
+        "cannot allocate {requested} contiguous bytes: {in_use} of the arena's {arena} bytes are in use; free some, or build it larger"
+    )]
+    Exhausted {
+        /// The requested size in bytes.
+        requested: u64,
+        /// Bytes in use.
+        in_use: u64,
+        /// The size of the arena.
+        arena: u64,
     },
     /// The process has no memory for the states of the blocks, or for the tables that lead to them.
     /// The chunk was released.
@@ -298,13 +340,13 @@ fn cause(error: &AllocError) -> &dyn fmt::Display {
     }
 }
 
-/// Why a block cannot be freed.
+/// Why a raw block or page cannot be freed or accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FreeError {
-    /// The address is not in a chunk of this pool.
+    /// The address is not in memory of this pool.
     #[error(
-        "{addr:#x} is in no chunk of this pool, whose span is {start:#x}..{end:#x}: free it in the pool that allocated it"
+        "{addr:#x} is in no memory of this pool, whose span is {start:#x}..{end:#x}: free it in the pool that allocated it"
     )]
     Foreign {
         /// The address.
@@ -314,46 +356,47 @@ pub enum FreeError {
         /// Where the pool's span ends.
         end: usize,
     },
-    /// The address is in a chunk of this pool, but no block starts there.
+    /// The address is in memory of this pool, but no block or page starts there.
     #[error(
-        "no block starts at {addr:#x}: the chunk at {chunk:#x} has {blocks} blocks of {size} bytes"
+        "no block or page starts at {addr:#x}: the memory from {start:#x} on is divided into {count} of {size} bytes"
     )]
     Misaligned {
         /// The address.
         addr: usize,
-        /// Where the chunk starts.
-        chunk: usize,
-        /// How many blocks the chunk has.
-        blocks: u32,
-        /// How many bytes a block has.
+        /// Where the chunk of blocks, or the page, starts.
+        start: usize,
+        /// How many blocks the chunk has; 1 for a page.
+        count: u32,
+        /// How many bytes one has.
         size: u64,
     },
-    /// A [`Block`](super::Block) owns the block and frees it when it is dropped.
+    /// A [`Block`](super::Block), a [`Page`](crate::page_pool::Page) or a
+    /// [`Fragment`](crate::page_pool::Fragment) owns the memory and frees it when it is dropped.
     #[error(
-        "the block at {addr:#x} is owned by a Block, which frees it on drop: use its `into_raw` to free it by address"
+        "the memory at {addr:#x} is owned by a value, which frees it on drop: use its `into_raw` to free it by address"
     )]
     Owned {
         /// The address.
         addr: usize,
     },
-    /// The block is free.
+    /// The block or page is free.
     #[error(
-        "the block at {addr:#x} is free: it was freed before; free each block once, and do not use it afterwards"
+        "the memory at {addr:#x} is free: it was freed before; free it once, and do not use it afterwards"
     )]
     DoubleFree {
         /// The address.
         addr: usize,
     },
-    /// The two addresses do not belong to one block.
+    /// The two addresses do not belong to one block or page.
     #[error(
-        "the block at {addr:#x} is {expected} for the device, not {iova}: pass both addresses as the pool returned them"
+        "the memory at {addr:#x} is {expected} for the device, not {iova}: pass both addresses as the pool returned them"
     )]
     WrongIova {
         /// The address.
         addr: usize,
         /// The device's address that the caller passed.
         iova: Iova,
-        /// The block's device address.
+        /// Its device address.
         expected: Iova,
     },
 }

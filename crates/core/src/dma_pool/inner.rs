@@ -421,8 +421,8 @@ impl Inner {
         let slot = unit.slot_at(&self.layout, place);
         let Some(state) = slot.map(|slot| slot.state().get()).filter(|&s| s != State::ABSENT)
         else {
-            let (blocks, size) = (chunk.blocks(), self.layout.size());
-            return FreeError::Misaligned { addr, chunk: chunk.addr(), blocks, size };
+            let (count, size) = (chunk.blocks(), self.layout.size());
+            return FreeError::Misaligned { addr, start: chunk.addr(), count, size };
         };
         let expected = unit.iova_at(place);
         if block.iova() != expected {

@@ -1,5 +1,6 @@
 //! List pages of PRP lists and SGLs: their source, and the record of those that a command holds.
 
+use super::LayoutError;
 use crate::addr::Iova;
 use crate::dma_pool::{AllocError, Block, DmaPool, PoolLocal};
 use crate::mem::DmaMemory;
@@ -83,17 +84,6 @@ pub(super) struct Held<P: ListPage, const LISTS: usize> {
     count: usize,
 }
 
-/// Why no further list page was acquired.
-pub(super) enum ListError<E> {
-    /// The capacity is reached.
-    Full {
-        /// The capacity.
-        limit: usize,
-    },
-    /// The source returned an error.
-    Take(E),
-}
-
 impl<P: ListPage, const LISTS: usize> Held<P, LISTS> {
     pub(super) const fn none() -> Self {
         Self { pages: [const { None }; LISTS], count: 0 }
@@ -107,10 +97,10 @@ impl<P: ListPage, const LISTS: usize> Held<P, LISTS> {
     pub(super) fn take<L: ListPages<Page = P>>(
         &mut self,
         pages: &mut L,
-    ) -> Result<(usize, Iova, usize), ListError<L::TakeError>> {
+    ) -> Result<(usize, Iova, usize), LayoutError<L::TakeError>> {
         let at = self.count;
-        let place = self.pages.get_mut(at).ok_or(ListError::Full { limit: LISTS })?;
-        let page = place.insert(pages.take().map_err(ListError::Take)?);
+        let place = self.pages.get_mut(at).ok_or(LayoutError::TooLong { limit: LISTS })?;
+        let page = place.insert(pages.take().map_err(LayoutError::Take)?);
         self.count += 1;
         Ok((at, page.iova(), page.memory().len()))
     }

@@ -10,11 +10,11 @@
 //! recorded here, outside memory that the controller can write, and they are released when the
 //! command has completed ([`Prps::release`]).
 
-use super::list::{Held, ListError};
+use super::LayoutError;
+use super::list::Held;
 pub use super::list::{ListPage, ListPages};
 use super::profile::Merged;
 use crate::addr::{Iova, IovaRange, RangeError, Segment};
-use crate::mem::AccessError;
 
 /// The controller's page size (`CC.MPS`): 4 KiB to 128 MiB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,67 +41,6 @@ impl ControllerPage {
     }
 }
 
-/// Why a transfer cannot be laid out. No list page is held when one is returned.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PrpError<E> {
-    /// There is nothing to transfer.
-    #[error("a transfer of 0 bytes has no PRP entries")]
-    Empty,
-    /// A segment is not a range of addresses.
-    #[error("cannot describe a segment: {0}")]
-    Range(#[from] RangeError),
-    /// PRP1 begins at a multiple of 4 bytes.
-    #[error("cannot describe a transfer at {iova}: PRP1 must be a multiple of 4")]
-    Offset {
-        /// The address of its first byte.
-        iova: Iova,
-    },
-    /// Only the first piece may begin within a page, and only the last may end within one.
-    #[error(
-        "cannot describe a transfer with a gap at {iova}, which is not a multiple of the controller's page of {page} bytes"
-    )]
-    Ragged {
-        /// The end of one segment or the start of the next, within a page.
-        iova: Iova,
-        /// The controller's page size in bytes.
-        page: u64,
-    },
-    /// The capacity for list pages is too small.
-    #[error("more than {limit} PRP list pages: split the transfer")]
-    TooLong {
-        /// The capacity.
-        limit: usize,
-    },
-    /// The pool's blocks cannot be list pages.
-    #[error(
-        "cannot use {bytes} bytes at {iova} as a PRP list page: the pool must have blocks of {page} bytes, aligned to their size"
-    )]
-    ListPage {
-        /// Its address.
-        iova: Iova,
-        /// Its size in bytes.
-        bytes: usize,
-        /// The controller's page size in bytes.
-        page: u64,
-    },
-    /// No list page is available.
-    #[error("cannot allocate a PRP list page: {0}")]
-    Take(E),
-    /// A list page cannot be written.
-    #[error("cannot write a PRP list page: {0}")]
-    Memory(AccessError),
-}
-
-impl<E> From<ListError<E>> for PrpError<E> {
-    fn from(error: ListError<E>) -> Self {
-        match error {
-            ListError::Full { limit } => Self::TooLong { limit },
-            ListError::Take(error) => Self::Take(error),
-        }
-    }
-}
-
 /// The two PRP fields of a command, and the list pages behind them.
 ///
 /// `LISTS` is the capacity for list pages: 8 of 4 KiB reach 16 MiB. Dropping it without
@@ -124,12 +63,12 @@ impl<P: ListPage, const LISTS: usize> Prps<P, LISTS> {
     /// needed.
     ///
     /// # Errors
-    /// [`PrpError`]; the list pages acquired until then have been released.
+    /// [`LayoutError`]; the list pages acquired until then have been released.
     pub fn new<L: ListPages<Page = P>>(
         page: ControllerPage,
         segments: impl IntoIterator<Item = Segment>,
         pages: &mut L,
-    ) -> Result<Self, PrpError<L::TakeError>> {
+    ) -> Result<Self, LayoutError<L::TakeError>> {
         let prps = Self { prp1: Iova::new(0), prp2: None, entries: 0, held: Held::none() };
         let mut layout = Layout { page, pages, prps, list: None, end: None };
         match layout.all(segments) {
@@ -191,21 +130,21 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
     fn all(
         &mut self,
         segments: impl IntoIterator<Item = Segment>,
-    ) -> Result<(), PrpError<L::TakeError>> {
+    ) -> Result<(), LayoutError<L::TakeError>> {
         for run in Merged::new(segments) {
             self.run(run.map_err(RangeError::from)?)?;
         }
-        if self.end.is_none() { Err(PrpError::Empty) } else { Ok(()) }
+        if self.end.is_none() { Err(LayoutError::Empty) } else { Ok(()) }
     }
 
-    fn run(&mut self, run: IovaRange) -> Result<(), PrpError<L::TakeError>> {
+    fn run(&mut self, run: IovaRange) -> Result<(), LayoutError<L::TakeError>> {
         let (start, bytes) = (run.start(), self.page.bytes());
         match self.end {
-            None if !start.is_aligned(4) => return Err(PrpError::Offset { iova: start }),
+            None if !start.is_aligned(4) => return Err(LayoutError::Offset { iova: start }),
             None => {}
             Some(end) => {
                 if let Some(&iova) = [end, start].iter().find(|iova| !iova.is_aligned(bytes)) {
-                    return Err(PrpError::Ragged { iova, page: bytes });
+                    return Err(LayoutError::Ragged { iova, page: bytes });
                 }
             }
         }
@@ -224,7 +163,7 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
 
     /// Adds entries for up to `count` pages from the one at `entry`; returns for how many, at least
     /// one. Fills the rest of the current list page at once.
-    fn fill(&mut self, entry: u64, count: u64) -> Result<u64, PrpError<L::TakeError>> {
+    fn fill(&mut self, entry: u64, count: u64) -> Result<u64, LayoutError<L::TakeError>> {
         let (bytes, room) = (self.page.bytes(), self.page.entries());
         let Some(list) = self.list.as_mut().filter(|list| list.used < room) else {
             self.entry(Iova::new(entry))?;
@@ -234,14 +173,14 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
             (count.min((room - list.used) as u64), self.prps.held.memory(list.at));
         for i in 0..filled {
             let entry = Iova::new(entry + i * bytes);
-            memory.write_u64(list.used * 8, entry.raw().to_le()).map_err(PrpError::Memory)?;
+            memory.write_u64(list.used * 8, entry.raw().to_le()).map_err(LayoutError::Memory)?;
             (list.used, list.last) = (list.used + 1, entry);
         }
         self.prps.entries += filled;
         Ok(filled)
     }
 
-    fn entry(&mut self, entry: Iova) -> Result<(), PrpError<L::TakeError>> {
+    fn entry(&mut self, entry: Iova) -> Result<(), LayoutError<L::TakeError>> {
         match (self.prps.entries, self.prps.prp2) {
             (0, _) => self.prps.prp1 = entry,
             (2, Some(second)) => {
@@ -255,7 +194,7 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
         Ok(())
     }
 
-    fn append(&mut self, entry: Iova) -> Result<(), PrpError<L::TakeError>> {
+    fn append(&mut self, entry: Iova) -> Result<(), LayoutError<L::TakeError>> {
         let room = self.page.entries();
         let Some(list) = &self.list else { return Ok(()) };
         if list.used == room {
@@ -272,11 +211,11 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
     }
 
     /// Starts a new list page with this first entry; returns its address.
-    fn start_list(&mut self, first: Iova) -> Result<Iova, PrpError<L::TakeError>> {
+    fn start_list(&mut self, first: Iova) -> Result<Iova, LayoutError<L::TakeError>> {
         let (at, iova, bytes) = self.prps.held.take(self.pages)?;
         let page = self.page.bytes();
         if !iova.is_aligned(page) || (bytes as u64) < page {
-            return Err(PrpError::ListPage { iova, bytes, page });
+            return Err(LayoutError::ListPage { iova, bytes, needed: page, align: page });
         }
         self.list = Some(List { at, used: 1, last: first });
         self.write(at, 0, first)?;
@@ -284,8 +223,12 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
     }
 
     /// Writes an entry of a list page.
-    fn write(&self, page: usize, at: usize, entry: Iova) -> Result<(), PrpError<L::TakeError>> {
+    fn write(&self, page: usize, at: usize, entry: Iova) -> Result<(), LayoutError<L::TakeError>> {
         // Entries are little-endian.
-        self.prps.held.memory(page).write_u64(at * 8, entry.raw().to_le()).map_err(PrpError::Memory)
+        self.prps
+            .held
+            .memory(page)
+            .write_u64(at * 8, entry.raw().to_le())
+            .map_err(LayoutError::Memory)
     }
 }

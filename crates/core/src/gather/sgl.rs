@@ -12,10 +12,11 @@
 //! PRP lists are. What the controller accepts is described by a [`Profile`]: the most descriptors
 //! (`MSDBD` of its Identify data), and an alignment of 4 if its field `SGLS` requires dwords.
 
-use super::list::{Held, ListError, ListPage, ListPages};
-use super::profile::{GatherError, Profile, ProfileError};
+use super::LayoutError;
+use super::list::{Held, ListPage, ListPages};
+use super::profile::{GatherError, Profile};
 use crate::addr::{Iova, Segment};
-use crate::mem::{AccessError, DmaMemory};
+use crate::mem::DmaMemory;
 use core::fmt;
 
 /// The size of a descriptor in bytes.
@@ -73,52 +74,6 @@ impl fmt::Debug for Descriptor {
     }
 }
 
-/// Why a transfer cannot be laid out. No list page is held when one is returned.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SglError<E> {
-    /// There is nothing to transfer.
-    #[error("a transfer of 0 bytes has no SGL descriptor")]
-    Empty,
-    /// No descriptor can satisfy the profile, because its length has 32 bits.
-    #[error(transparent)]
-    Profile(#[from] ProfileError),
-    /// The controller does not accept the memory.
-    #[error(transparent)]
-    Gather(#[from] GatherError),
-    /// The capacity for list pages is too small.
-    #[error("more than {limit} pages of SGL descriptors: split the transfer")]
-    TooLong {
-        /// The capacity.
-        limit: usize,
-    },
-    /// The pool's blocks cannot hold descriptors.
-    #[error(
-        "cannot use {bytes} bytes at {iova} for SGL descriptors: the pool must have blocks of at least 32 bytes, aligned to 8"
-    )]
-    ListPage {
-        /// Its address.
-        iova: Iova,
-        /// Its size in bytes.
-        bytes: usize,
-    },
-    /// No list page is available.
-    #[error("cannot allocate a page for SGL descriptors: {0}")]
-    Take(E),
-    /// A list page cannot be written.
-    #[error("cannot write a page of SGL descriptors: {0}")]
-    Memory(AccessError),
-}
-
-impl<E> From<ListError<E>> for SglError<E> {
-    fn from(error: ListError<E>) -> Self {
-        match error {
-            ListError::Full { limit } => Self::TooLong { limit },
-            ListError::Take(error) => Self::Take(error),
-        }
-    }
-}
-
 /// The SGL field of a command, and the list pages behind it.
 ///
 /// `LISTS` is the capacity for list pages: 8 of 4 KiB hold 2,041 descriptors. Dropping it without
@@ -139,16 +94,16 @@ impl<P: ListPage, const LISTS: usize> Sgl<P, LISTS> {
     /// than needed.
     ///
     /// # Errors
-    /// [`SglError`]; the list pages acquired until then have been released.
+    /// [`LayoutError`]; the list pages acquired until then have been released.
     pub fn new<L: ListPages<Page = P>>(
         profile: &Profile,
         segments: impl IntoIterator<Item = Segment>,
         pages: &mut L,
-    ) -> Result<Self, SglError<L::TakeError>> {
+    ) -> Result<Self, LayoutError<L::TakeError>> {
         let longest = profile.max_segment_bytes.min(u64::from(u32::MAX));
         let profile = Profile::new(profile.max_segments, longest, profile.boundary, profile.align)?;
         let mut blocks = profile.gather(segments).map(|piece| piece.map(data_block));
-        let sgl1 = blocks.next().ok_or(SglError::Empty)??;
+        let sgl1 = blocks.next().ok_or(LayoutError::Empty)??;
         let mut sgl = Self { sgl1, data_blocks: 1, held: Held::none() };
         match sgl.list(blocks, pages) {
             Ok(()) => Ok(sgl),
@@ -164,7 +119,7 @@ impl<P: ListPage, const LISTS: usize> Sgl<P, LISTS> {
         &mut self,
         mut blocks: impl Iterator<Item = Result<Descriptor, GatherError>>,
         pages: &mut L,
-    ) -> Result<(), SglError<L::TakeError>> {
+    ) -> Result<(), LayoutError<L::TakeError>> {
         let Some(second) = blocks.next() else { return Ok(()) };
         let mut array = Array::start(self.sgl1, None, &mut self.held, pages)?;
         for block in core::iter::once(second).chain(blocks) {
@@ -185,7 +140,7 @@ impl<P: ListPage, const LISTS: usize> Sgl<P, LISTS> {
 
     /// Writes the descriptor of a finished array into the command or to the end of the previous
     /// array.
-    fn link<E>(&mut self, array: &Array, kind: Kind) -> Result<(), SglError<E>> {
+    fn link<E>(&mut self, array: &Array, kind: Kind) -> Result<(), LayoutError<E>> {
         let len = u32::try_from(array.used * DESCRIPTOR_BYTES).unwrap_or(u32::MAX);
         let descriptor = Descriptor { kind, iova: array.iova, len };
         match array.from {
@@ -242,12 +197,13 @@ impl Array {
         from: Option<(usize, usize)>,
         held: &mut Held<L::Page, LISTS>,
         pages: &mut L,
-    ) -> Result<Self, SglError<L::TakeError>> {
+    ) -> Result<Self, LayoutError<L::TakeError>> {
         let (at, iova, bytes) = held.take(pages)?;
         // The length in a descriptor has 32 bits.
         let room = bytes.min(1 << 31) / DESCRIPTOR_BYTES;
         if room < 2 || !iova.is_aligned(8) {
-            return Err(SglError::ListPage { iova, bytes });
+            let needed = 2 * DESCRIPTOR_BYTES as u64;
+            return Err(LayoutError::ListPage { iova, bytes, needed, align: 8 });
         }
         let mut array = Self { at, iova, room, used: 0, last: first, from };
         array.append(held, first)?;
@@ -259,7 +215,7 @@ impl Array {
         &mut self,
         held: &Held<P, LISTS>,
         descriptor: Descriptor,
-    ) -> Result<(), SglError<E>> {
+    ) -> Result<(), LayoutError<E>> {
         write(held.memory(self.at), self.used, descriptor)?;
         (self.used, self.last) = (self.used + 1, descriptor);
         Ok(())
@@ -267,9 +223,13 @@ impl Array {
 }
 
 #[inline]
-fn write<E>(memory: DmaMemory<'_>, at: usize, descriptor: Descriptor) -> Result<(), SglError<E>> {
+fn write<E>(
+    memory: DmaMemory<'_>,
+    at: usize,
+    descriptor: Descriptor,
+) -> Result<(), LayoutError<E>> {
     let at = at * DESCRIPTOR_BYTES;
     let [address, rest] = descriptor.words();
-    memory.write_u64(at, address.to_le()).map_err(SglError::Memory)?;
-    memory.write_u64(at + 8, rest.to_le()).map_err(SglError::Memory)
+    memory.write_u64(at, address.to_le()).map_err(LayoutError::Memory)?;
+    memory.write_u64(at + 8, rest.to_le()).map_err(LayoutError::Memory)
 }

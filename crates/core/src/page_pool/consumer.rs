@@ -2,12 +2,13 @@
 //! refills it from the ring, the spill list, the rest of the newest chunk, and the source.
 
 use super::config::{Config, RawPage, RevocableSource, SyncOps, Tag};
-use super::error::{AllocError, CreateError, FreeError, TooManyTags};
+use super::error::{CreateError, TooManyTags};
 use super::inner::{Inner, PoolRef};
 use super::page::{Page, Remote, recycle_remotely};
 use super::records::OpenPage;
 use super::ring::{BULK, BULK_PAGES, Entry};
 use super::stats::{Counts, Holder, PagePoolStats};
+use crate::dma_pool::{AllocError, FreeError};
 use crate::frame::Order;
 use crate::mem::DmaMemory;
 use alloc::boxed::Box;

@@ -1,9 +1,8 @@
-//! A page pool's errors, each with the value and the limit. Nothing has changed when one is
-//! returned.
+//! A page pool's own errors, each with the value and the limit. Nothing has changed when one is
+//! returned. Those of allocating and freeing are a DMA pool's.
 
-use crate::addr::Iova;
-use crate::dma_pool::{SourceError, SpanError};
-use crate::frame::{Frame, Order};
+use crate::dma_pool::SpanError;
+use crate::frame::Order;
 
 /// Why a page pool cannot be created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -43,89 +42,6 @@ pub enum CreateError {
     /// The source's span cannot be used.
     #[error(transparent)]
     Span(#[from] SpanError),
-}
-
-/// Why no page can be allocated.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AllocError {
-    /// No page is free and the source has no chunk.
-    #[error("no page is free and no chunk is available: {0}")]
-    Source(#[from] SourceError),
-    /// The source violated its contract: a run of this order cannot start there. It was released.
-    #[error("the source returned {frame} for order {order}: outside its span, or not aligned to that size", order = order.get())]
-    Misplaced {
-        /// Where the run starts.
-        frame: Frame,
-        /// The requested value.
-        order: Order,
-    },
-    /// As many pages are in use as [`Config::max_in_use`](super::Config::max_in_use) allows.
-    #[error(
-        "no page is free: {limit} pages are in use, the pool's limit; return some, or raise `max_in_use`"
-    )]
-    Limit {
-        /// The limit.
-        limit: u64,
-    },
-    /// A fragment has at least 1 byte and at most what a device may write of a page.
-    #[error("cannot allocate a fragment of {len} bytes: 1 to {limit} are possible")]
-    Fragment {
-        /// The requested value.
-        len: usize,
-        /// The longest fragment.
-        limit: usize,
-    },
-}
-
-/// Why a raw page cannot be freed or accessed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FreeError {
-    /// The address is not in a page of this pool.
-    #[error(
-        "{addr:#x} is in no page of this pool, whose span is {start:#x}..{end:#x}: free it in the pool that allocated it"
-    )]
-    Foreign {
-        /// The address.
-        addr: usize,
-        /// Where the pool's span starts.
-        start: usize,
-        /// Where the pool's span ends.
-        end: usize,
-    },
-    /// The address is in a page of this pool, but not its start.
-    #[error("{addr:#x} is inside a page of {page_bytes} bytes, which starts at {page:#x}")]
-    Misaligned {
-        /// The address.
-        addr: usize,
-        /// Where the page starts.
-        page: usize,
-        /// How many bytes a page has.
-        page_bytes: usize,
-    },
-    /// The page is free.
-    #[error("the page at {addr:#x} is free: it was freed twice")]
-    DoubleFree {
-        /// The address.
-        addr: usize,
-    },
-    /// The page is held by a [`Page`](super::Page) or by fragments, which free it themselves.
-    #[error("the page at {addr:#x} was freed before and is held by a `Page` or by fragments now")]
-    Owned {
-        /// The address.
-        addr: usize,
-    },
-    /// The two addresses do not belong to one page.
-    #[error("the page at {addr:#x} is {expected} for the device, not {iova}")]
-    WrongIova {
-        /// The address in this process.
-        addr: usize,
-        /// The device's address that the caller passed.
-        iova: Iova,
-        /// The page's device address.
-        expected: Iova,
-    },
 }
 
 /// The pool has the maximum number of holder names.

@@ -7,11 +7,11 @@
 
 use super::config::Tag;
 use super::consumer::PagePool;
-use super::error::AllocError;
 use super::inner::Inner;
 use super::page::Returning;
 use super::records::OpenPage;
 use crate::addr::Iova;
+use crate::dma_pool::AllocError;
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU32, Ordering};
 use core::fmt;
@@ -146,14 +146,14 @@ impl PagePool {
     /// new page is started.
     ///
     /// # Errors
-    /// [`AllocError::Fragment`] if it fits in no page; otherwise as [`alloc`](Self::alloc).
+    /// [`AllocError::Length`] if it fits in no page; otherwise as [`alloc`](Self::alloc).
     pub fn alloc_fragment(&mut self, len: usize) -> Result<Fragment, AllocError> {
         let config = self.shared.config;
         let first = config.offset.next_multiple_of(ALIGN);
         let end = config.offset + config.max_len;
         let limit = end.saturating_sub(first);
         if len == 0 || len > limit {
-            return Err(AllocError::Fragment { len, limit });
+            return Err(AllocError::Length { len, limit });
         }
         let fits = self.open.filter(|open| open.at <= end && end - open.at >= len);
         let open = match fits {

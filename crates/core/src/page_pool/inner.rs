@@ -10,11 +10,12 @@
 //! thread that takes the pool down waits for that store.
 
 use super::config::{Config, RawPage, RevocableSource, SyncOps, Tag};
-use super::error::{AllocError, CreateError, FreeError, TooManyTags};
+use super::error::{CreateError, TooManyTags};
 use super::records::{Directory, PageRecord, State};
 use super::ring::{Entry, FRAME_BITS, Ring};
 use super::stats::{Counts, Holder};
 use crate::addr::Iova;
+use crate::dma_pool::{AllocError, FreeError};
 use crate::dma_pool::{ChunkSource, span_memory};
 use crate::drop_guard::PanicFlag;
 use crate::frame::{Frame, Order};
@@ -195,8 +196,8 @@ impl Inner {
             |at: &u32| self.directory.record(*at).is_some_and(|a| a.state() != State::Absent);
         match start.filter(known) {
             Some(start) => {
-                let page = self.memory.addr() + start as usize * 4096;
-                FreeError::Misaligned { addr, page, page_bytes: self.page_bytes }
+                let start = self.memory.addr() + start as usize * 4096;
+                FreeError::Misaligned { addr, start, count: 1, size: self.page_bytes as u64 }
             }
             None => {
                 let start = self.memory.addr();

@@ -4,11 +4,11 @@
 //! been taken down.
 
 use super::config::{RawPage, Tag};
-use super::error::FreeError;
 use super::inner::{Inner, PoolRef};
 use super::records::State;
 use super::ring::{BULK, Closed, Entry};
 use crate::addr::Iova;
+use crate::dma_pool::FreeError;
 use crate::drop_guard::for_all;
 use crate::mem::DmaMemory;
 use crate::sync::Ordering;

@@ -5,9 +5,9 @@ use crate::controller::{seg, walk_prps, walk_sgl};
 use crate::pages::Pages;
 use pinfold_core::addr::{IovaRange, Segment};
 use pinfold_core::folio::Folios;
-use pinfold_core::gather::prp::{ControllerPage, PrpError, Prps};
-use pinfold_core::gather::sgl::{Sgl, SglError};
-use pinfold_core::gather::{GatherError, Profile};
+use pinfold_core::gather::prp::{ControllerPage, Prps};
+use pinfold_core::gather::sgl::Sgl;
+use pinfold_core::gather::{GatherError, LayoutError, Profile};
 
 /// Reads values from the front of an input; zeroes follow its end.
 struct Input<'i>(&'i [u8]);
@@ -151,20 +151,20 @@ fn sgl(profile: Profile, room: u8, segments: &[Segment], cut: &Result<Vec<Segmen
             assert_eq!(joined(&pieces), joined(segments));
             sgl.release(&mut &pages);
         }
-        Err(SglError::Empty) => assert!(segments.is_empty()),
-        Err(SglError::ListPage { .. }) => assert!(room.is_multiple_of(16)),
+        Err(LayoutError::Empty) => assert!(segments.is_empty()),
+        Err(LayoutError::ListPage { .. }) => assert!(room.is_multiple_of(16)),
         // Pieces of more than 32 bits make more descriptors than segments.
-        Err(SglError::Gather(GatherError::TooMany { needed, .. })) => {
+        Err(LayoutError::Gather(GatherError::TooMany { needed, .. })) => {
             assert!(cut.as_ref().is_ok_and(|cut| cut.len() as u64 <= needed) || cut.is_err());
         }
-        Err(SglError::Gather(_)) => assert!(cut.is_err()),
-        Err(SglError::TooLong { limit: 60 }) => assert!(
+        Err(LayoutError::Gather(_)) => assert!(cut.is_err()),
+        Err(LayoutError::TooLong { limit: 60 }) => assert!(
             cut.as_ref().is_ok_and(|cut| cut.len() > 60)
                 || segments.len() > 60
                 || cut.is_err()
                 || profile.max_segment_bytes() > u64::from(u32::MAX)
         ),
-        Err(SglError::Profile(_)) => assert!(profile.align() > u64::from(u32::MAX)),
+        Err(LayoutError::Profile(_)) => assert!(profile.align() > u64::from(u32::MAX)),
         Err(error) => panic!("{error}"),
     }
     assert_eq!(pages.out(), 0);
@@ -183,13 +183,15 @@ fn prps(mps: u8, segments: &[Segment]) {
             assert_eq!(joined(&pieces), joined(segments));
             prps.release(&mut &pages);
         }
-        Err(PrpError::Empty) => assert!(segments.is_empty()),
-        Err(PrpError::Range(_)) => {
+        Err(LayoutError::Empty) => assert!(segments.is_empty()),
+        Err(LayoutError::Gather(GatherError::Range(_))) => {
             assert!(segments.iter().any(|s| IovaRange::new(s.iova, s.len).is_err()))
         }
-        Err(PrpError::Offset { iova }) => assert!(iova == segments[0].iova && !iova.is_aligned(4)),
-        Err(PrpError::Ragged { iova, .. }) => assert!(!iova.is_aligned(page.bytes())),
-        Err(PrpError::TooLong { limit: 4 }) => {}
+        Err(LayoutError::Offset { iova }) => {
+            assert!(iova == segments[0].iova && !iova.is_aligned(4))
+        }
+        Err(LayoutError::Ragged { iova, .. }) => assert!(!iova.is_aligned(page.bytes())),
+        Err(LayoutError::TooLong { limit: 4 }) => {}
         Err(error) => panic!("{error}"),
     }
     assert_eq!(pages.out(), 0);

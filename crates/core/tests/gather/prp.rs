@@ -3,8 +3,8 @@
 use crate::controller::{least_lists, seg, walk_prps};
 use crate::pages::{LISTS, Pages};
 use pinfold_core::addr::{Iova, Segment};
-use pinfold_core::gather::Profile;
-use pinfold_core::gather::prp::{ControllerPage, PrpError, Prps};
+use pinfold_core::gather::prp::{ControllerPage, Prps};
+use pinfold_core::gather::{GatherError, LayoutError, Profile};
 use proptest::prelude::*;
 
 fn check(page: ControllerPage, segments: &[Segment], pages: &Pages) -> Result<(), TestCaseError> {
@@ -54,24 +54,27 @@ fn what_prps_cannot_say_is_refused_and_holds_no_page() {
     let build = |segments: &[Segment]| -> Result<Prps<_, 2>, _> {
         Prps::new(ControllerPage::SIZE_4K, segments.iter().copied(), &mut &pages)
     };
-    let ragged = |iova| PrpError::Ragged { iova: Iova::new(iova), page: 4096 };
-    assert_eq!(build(&[]).unwrap_err(), PrpError::Empty);
-    assert_eq!(build(&[seg(2, 4096)]).unwrap_err(), PrpError::Offset { iova: Iova::new(2) });
+    let ragged = |iova| LayoutError::Ragged { iova: Iova::new(iova), page: 4096 };
+    assert_eq!(build(&[]).unwrap_err(), LayoutError::Empty);
+    assert_eq!(build(&[seg(2, 4096)]).unwrap_err(), LayoutError::Offset { iova: Iova::new(2) });
     assert_eq!(build(&[seg(4096, 512), seg(8192, 512)]).unwrap_err(), ragged(4608));
     assert_eq!(build(&[seg(4096, 4096), seg(0x9200, 512)]).unwrap_err(), ragged(0x9200));
     assert_eq!(build(&[seg(0, 4 << 20), seg(0x9200, 512), seg(1, 1)]).unwrap_err(), {
-        PrpError::Ragged { iova: Iova::new(0x9200), page: 4096 }
+        LayoutError::Ragged { iova: Iova::new(0x9200), page: 4096 }
     });
-    assert_eq!(build(&[seg(0, 5 << 20)]).unwrap_err(), PrpError::TooLong { limit: 2 });
-    assert!(matches!(build(&[seg(0, 0)]).unwrap_err(), PrpError::Range(_)));
+    assert_eq!(build(&[seg(0, 5 << 20)]).unwrap_err(), LayoutError::TooLong { limit: 2 });
+    assert!(matches!(build(&[seg(0, 0)]).unwrap_err(), LayoutError::Gather(GatherError::Range(_))));
     assert_eq!(pages.out(), 0);
     let none = Pages::new(4096, 1);
     let few: Result<Prps<_>, _> = Prps::new(ControllerPage::SIZE_4K, [seg(0, 4 << 20)], &mut &none);
-    assert_eq!((few.unwrap_err(), none.out()), (PrpError::Take("none left"), 0));
+    assert_eq!((few.unwrap_err(), none.out()), (LayoutError::Take("none left"), 0));
     let small: Result<Prps<_>, _> =
         Prps::new(ControllerPage::from_mps(1).unwrap(), [seg(0, 1 << 20)], &mut &none);
     let iova = Iova::new(LISTS);
-    assert_eq!(small.unwrap_err(), PrpError::ListPage { iova, bytes: 4096, page: 8192 });
+    assert_eq!(
+        small.unwrap_err(),
+        LayoutError::ListPage { iova, bytes: 4096, needed: 8192, align: 8192 }
+    );
     assert_eq!((none.out(), ControllerPage::from_mps(16)), (0, None));
 }
 

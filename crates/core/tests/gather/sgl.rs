@@ -3,8 +3,8 @@
 use crate::controller::{least_lists, seg, walk_sgl};
 use crate::pages::Pages;
 use pinfold_core::addr::{Iova, Segment};
-use pinfold_core::gather::sgl::{Kind, Sgl, SglError};
-use pinfold_core::gather::{GatherError, Profile};
+use pinfold_core::gather::sgl::{Kind, Sgl};
+use pinfold_core::gather::{GatherError, LayoutError, Profile};
 use proptest::prelude::*;
 
 fn any_profile(max_segments: u32) -> Profile {
@@ -68,7 +68,7 @@ fn a_piece_beyond_32_bits_is_cut_where_the_next_is_aligned() {
     let huge = Profile::new(8, u64::MAX, 0, 1 << 33).unwrap();
     assert!(matches!(
         Sgl::<_>::new(&huge, [seg(0, 1 << 33)], &mut &pages),
-        Err(SglError::Profile(_))
+        Err(LayoutError::Profile(_))
     ));
 }
 
@@ -78,24 +78,30 @@ fn what_sgls_cannot_say_is_refused_and_holds_no_page() {
     let build = |segments: &[Segment], most| -> Result<Sgl<_, 2>, _> {
         Sgl::new(&any_profile(most), segments.iter().copied(), &mut &pages)
     };
-    assert_eq!(build(&[], 9).unwrap_err(), SglError::Empty);
-    assert!(matches!(build(&[seg(0, 0)], 9).unwrap_err(), SglError::Gather(GatherError::Range(_))));
+    assert_eq!(build(&[], 9).unwrap_err(), LayoutError::Empty);
+    assert!(matches!(
+        build(&[seg(0, 0)], 9).unwrap_err(),
+        LayoutError::Gather(GatherError::Range(_))
+    ));
     let wraps = [seg(0, 8), seg(u64::MAX, 2)];
-    assert!(matches!(build(&wraps, 9).unwrap_err(), SglError::Gather(GatherError::Range(_))));
+    assert!(matches!(build(&wraps, 9).unwrap_err(), LayoutError::Gather(GatherError::Range(_))));
     let needed = GatherError::TooMany { needed: 7, limit: 5 };
-    assert_eq!(build(&apart(7), 5).unwrap_err(), SglError::Gather(needed));
+    assert_eq!(build(&apart(7), 5).unwrap_err(), LayoutError::Gather(needed));
     assert_eq!(pages.out(), 0);
     build(&apart(7), 9).unwrap().release(&mut &pages);
-    assert_eq!(build(&apart(8), 9).unwrap_err(), SglError::TooLong { limit: 2 });
+    assert_eq!(build(&apart(8), 9).unwrap_err(), LayoutError::TooLong { limit: 2 });
     let few: Result<Sgl<_, 8>, _> = Sgl::new(&any_profile(9), apart(8), &mut &pages);
-    assert_eq!((few.unwrap_err(), pages.out()), (SglError::Take("none left"), 0));
+    assert_eq!((few.unwrap_err(), pages.out()), (LayoutError::Take("none left"), 0));
     let small = Pages::new(24, 2);
     let tiny: Result<Sgl<_>, _> = Sgl::new(&any_profile(9), apart(2), &mut &small);
     let iova = Iova::new(crate::pages::LISTS);
-    assert_eq!((tiny.unwrap_err(), small.out()), (SglError::ListPage { iova, bytes: 24 }, 0));
+    assert_eq!(
+        (tiny.unwrap_err(), small.out()),
+        (LayoutError::ListPage { iova, bytes: 24, needed: 32, align: 8 }, 0)
+    );
     let dwords = Profile::new(9, u64::MAX, 0, 4).unwrap();
     let misaligned: Result<Sgl<_>, _> = Sgl::new(&dwords, [seg(0, 4), seg(9, 4)], &mut &pages);
-    assert!(matches!(misaligned.unwrap_err(), SglError::Gather(GatherError::Misaligned { .. })));
+    assert!(matches!(misaligned.unwrap_err(), LayoutError::Gather(GatherError::Misaligned { .. })));
     assert_eq!(pages.out(), 0);
 }
 
@@ -125,7 +131,7 @@ proptest! {
                 prop_assert_eq!((read, sgl.list_pages(), pages.out()), (least, least, least));
                 sgl.release(&mut &pages);
             }
-            (Err(SglError::Gather(error)), Err(expected)) => prop_assert_eq!(error, expected),
+            (Err(LayoutError::Gather(error)), Err(expected)) => prop_assert_eq!(error, expected),
             (sgl, expected) => prop_assert!(false, "{sgl:?} {expected:?}"),
         }
         prop_assert_eq!(pages.out(), 0);

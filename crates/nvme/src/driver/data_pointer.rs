@@ -7,8 +7,8 @@ use crate::spec::{Command, PAGE};
 use pinfold_core::addr::Segment;
 use pinfold_core::dma_pool::{AllocError, Block};
 use pinfold_core::gather::Profile;
-use pinfold_core::gather::prp::{ControllerPage, ListPage, ListPages, PrpError, Prps};
-use pinfold_core::gather::sgl::{Sgl, SglError};
+use pinfold_core::gather::prp::{ControllerPage, ListPage, ListPages, Prps};
+use pinfold_core::gather::sgl::Sgl;
 use zerocopy::little_endian::U64;
 
 /// List pages of one command. As PRP lists, 4 chained and a full one reach 2,556 pages, more than 8
@@ -51,7 +51,7 @@ impl DataPointer {
         let prps = |segments, lists: &mut L| {
             Prps::new(ControllerPage::SIZE_4K, segments, lists).map(Self::Prp)
         };
-        let Some(profile) = sgl else { return Ok(prps(segments, lists)?) };
+        let Some(profile) = sgl else { return prps(segments, lists) };
         let first = segments.clone().next().map_or(0, |segment| segment.iova.raw() % PAGE);
         if first + bytes <= 2 * PAGE
             && let Ok(prps) = prps(segments.clone(), lists)
@@ -61,11 +61,11 @@ impl DataPointer {
         match Sgl::new(profile, segments.clone(), lists) {
             Ok(sgl) => Ok(Self::Sgl(sgl)),
             // Many small segments: where they are whole pages, PRP lists reach twice as far.
-            Err(error @ SglError::TooLong { .. }) => match prps(segments, lists) {
-                Err(PrpError::Ragged { .. } | PrpError::Offset { .. }) => Err(error.into()),
-                prps => Ok(prps?),
+            Err(error @ LayoutError::TooLong { .. }) => match prps(segments, lists) {
+                Err(LayoutError::Ragged { .. } | LayoutError::Offset { .. }) => Err(error),
+                prps => prps,
             },
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         }
     }
 
@@ -77,12 +77,12 @@ impl DataPointer {
         bytes: &[u8],
         lists: &mut L,
     ) -> Result<Self, LayoutError> {
-        let page = lists.take().map_err(PrpError::Take)?;
+        let page = lists.take().map_err(LayoutError::Take)?;
         match page.memory().copy_from_slice(0, bytes) {
             Ok(()) => Ok(Self::Page(Page(Some(page)))),
             Err(error) => {
                 lists.give(page);
-                Err(PrpError::Memory(error).into())
+                Err(LayoutError::Memory(error))
             }
         }
     }

@@ -1,11 +1,7 @@
 //! Errors of the driver.
 
 use crate::spec::Status;
-use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{AllocError, CreateError, SourceError};
-use pinfold_core::gather::GatherError;
-use pinfold_core::gather::prp::PrpError;
-use pinfold_core::gather::sgl::SglError;
 use std::fmt;
 
 /// Why a controller could not be started, reset or queried.
@@ -234,37 +230,7 @@ pub enum Reject {
 }
 
 /// Why a payload could not be described to the controller.
-#[derive(Clone, PartialEq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LayoutError {
-    /// Not by PRP entries.
-    #[error(transparent)]
-    Prp(#[from] PrpError<AllocError>),
-    /// Not by an SGL.
-    #[error(transparent)]
-    Sgl(#[from] SglError<AllocError>),
-}
-
-impl LayoutError {
-    /// Returns where the payload has the gap or the misaligned part that cannot be described, if
-    /// that is the reason.
-    pub fn iova(&self) -> Option<Iova> {
-        match self {
-            Self::Prp(PrpError::Offset { iova } | PrpError::Ragged { iova, .. })
-            | Self::Sgl(SglError::Gather(GatherError::Misaligned { iova, .. })) => Some(*iova),
-            _ => None,
-        }
-    }
-
-    /// Returns whether no list page was free: the same request may succeed later.
-    pub fn is_out_of_pages(&self) -> bool {
-        matches!(self, Self::Prp(PrpError::Take(_)) | Self::Sgl(SglError::Take(_)))
-    }
-
-    pub(super) fn is_too_long(&self) -> bool {
-        matches!(self, Self::Prp(PrpError::TooLong { .. }) | Self::Sgl(SglError::TooLong { .. }))
-    }
-}
+pub type LayoutError = pinfold_core::gather::LayoutError<AllocError>;
 
 /// A request that was not accepted, with its payload.
 ///

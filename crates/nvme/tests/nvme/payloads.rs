@@ -8,7 +8,6 @@ use pinfold_core::access::{Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::addr::Segment;
 use pinfold_core::domain::DomainId;
 use pinfold_core::gather::GatherError;
-use pinfold_core::gather::sgl::SglError;
 use pinfold_nvme::driver::{
     Config, Controller, InFlight, LayoutError, Outcome, Payload, Queue, QueueStats, Reject,
 };
@@ -139,10 +138,8 @@ fn segments_that_the_controller_cannot_address_are_rejected() {
     let rejected = queue
         .write(1, 0, 2, Scattered::new(&bench, 8192, vec![(0, 510), (1000, 514)]))
         .unwrap_err();
-    let Reject::Layout(LayoutError::Sgl(SglError::Gather(GatherError::Misaligned {
-        align: 4,
-        ..
-    }))) = rejected.reason
+    let Reject::Layout(LayoutError::Gather(GatherError::Misaligned { align: 4, .. })) =
+        rejected.reason
     else {
         panic!("{rejected}")
     };

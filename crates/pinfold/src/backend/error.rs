@@ -1,9 +1,12 @@
-//! Why a device could not be opened, and the command that fixes it.
+//! Why a device could not be opened, by VFIO, iommufd or behind a VT-d unit of the program, and the
+//! command that fixes it; and why an operation on it failed.
 
 use crate::pci::{Bdf, GroupMember, InvalidBdf, NoDevice};
 use crate::sys::process::permit;
+use crate::sys::vfio::layout;
 use crate::sys::{Errno, files, kernel};
 use pinfold_core::domain::BackendError;
+use std::fmt;
 use std::path::Path;
 
 /// Why a device could not be opened. Nothing is left behind.
@@ -123,7 +126,110 @@ pub enum OpenError {
     /// The address space could not be set up.
     #[error(transparent)]
     Domain(#[from] BackendError),
+    /// Behind a unit of the program: a driver of the kernel has the device.
+    #[cfg(feature = "vtd")]
+    #[error(
+        "{bdf} is bound to the kernel driver {driver}, which would go on using it: \
+         `echo {bdf} | sudo tee /sys/bus/pci/devices/{bdf}/driver/unbind`"
+    )]
+    Bound {
+        /// The device.
+        bdf: Bdf,
+        /// Its driver.
+        driver: String,
+    },
+    /// The firmware describes no unit, or its description cannot be read.
+    #[cfg(feature = "vtd")]
+    #[error("cannot read {}: {errno}: {}", path.display(), match errno.raw() {
+        libc::EACCES | libc::EPERM => "run as root",
+        _ => "the machine has no VT-d unit, or it is off in the firmware; give a virtual machine one (intel-iommu)",
+    })]
+    NoDmar {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The system's error.
+        errno: Errno,
+    },
+    /// The firmware's description is wrong.
+    #[cfg(feature = "vtd")]
+    #[error("the firmware's description of the VT-d units (ACPI table DMAR) is wrong: {0}")]
+    Dmar(#[from] pinfold_vtd::dmar::DmarError),
+    /// No unit has the device.
+    #[cfg(feature = "vtd")]
+    #[error("no VT-d unit of the ACPI table DMAR has {0}")]
+    NoUnit(Bdf),
+    /// The firmware goes on using the device.
+    #[cfg(feature = "vtd")]
+    #[error(
+        "firmware has {bdf} access {} bytes at {start:#x} by physical address (ACPI table DMAR, RMRR), which a domain \
+         would end: such a device cannot be opened", .len
+    )]
+    Reserved {
+        /// The device.
+        bdf: Bdf,
+        /// The first physical address.
+        start: u64,
+        /// The length in bytes.
+        len: u64,
+    },
+    /// Physical addresses are hidden.
+    #[cfg(feature = "vtd")]
+    #[error(
+        "physical addresses are hidden from this process (/proc/self/pagemap: {0}): run as root"
+    )]
+    FramesHidden(Errno),
+    /// Physical memory cannot be opened.
+    #[cfg(feature = "vtd")]
+    #[error("cannot open {}: {errno}: {}", path.display(), match errno.raw() {
+        libc::EACCES | libc::EPERM => "run as root, with CAP_SYS_RAWIO; a kernel that is locked down (Secure Boot) never allows it",
+        _ => "the kernel needs CONFIG_DEVMEM",
+    })]
+    PhysMemory {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The system's error.
+        errno: Errno,
+    },
+    /// Another program drives a unit in this way.
+    #[cfg(feature = "vtd")]
+    #[error("another process drives a VT-d unit through {}: end it first (`sudo fuser -v {}` names it)", .0.display(), .0.display())]
+    UnitLocked(std::path::PathBuf),
+    /// The registers cannot be mapped.
+    #[cfg(feature = "vtd")]
+    #[error(
+        "cannot map the unit's registers at {at:#x}: {errno}: boot with {BOOT_OPTIONS} (iomem=relaxed allows it)"
+    )]
+    UnitRegisters {
+        /// The physical address.
+        at: u64,
+        /// The system's error.
+        errno: Errno,
+    },
+    /// The unit is in use.
+    #[cfg(feature = "vtd")]
+    #[error(
+        "the VT-d unit at {at:#x} is enabled (status {status:#x}): boot with {BOOT_OPTIONS}, so that the kernel leaves \
+         it; after a program that was killed while it drove the unit, reboot"
+    )]
+    UnitInUse {
+        /// The physical address of its registers.
+        at: u64,
+        /// Its status register.
+        status: u32,
+    },
+    /// The unit cannot be used.
+    #[cfg(feature = "vtd")]
+    #[error("the VT-d unit: {0}")]
+    Unit(pinfold_vtd::UnitError),
+    /// The device cannot be set up.
+    #[cfg(feature = "vtd")]
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
+
+/// What a kernel that leaves the VT-d units alone is booted with.
+#[cfg(feature = "vtd")]
+const BOOT_OPTIONS: &str = "intel_iommu=off intremap=off iomem=relaxed";
 
 impl OpenError {
     /// Returns the meaning of a failed call on a device node.
@@ -175,6 +281,79 @@ fn list(others: &[GroupMember], with_driver: bool) -> String {
     };
     let separator = if with_driver { ", " } else { " " };
     others.iter().map(one).collect::<Vec<_>>().join(separator)
+}
+
+// Errors of an open device.
+
+/// Why an operation on an open device failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The device has no such region.
+    #[error("{bdf} has no {}: its BARs are among 0 to 5", RegionName(*index))]
+    NoRegion {
+        /// The device.
+        bdf: Bdf,
+        /// The index: 0 to 5 are the BARs.
+        index: u32,
+    },
+    /// An access beyond a region, or not aligned to its size.
+    #[error(
+        "{len} bytes at offset {offset:#x} of {}, which has {size:#x} bytes: not inside, or not aligned to their length",
+        RegionName(*index)
+    )]
+    Outside {
+        /// The region.
+        index: u32,
+        /// In bytes from its start.
+        offset: u64,
+        /// The length of the access.
+        len: usize,
+        /// The size of the region.
+        size: u64,
+    },
+    /// The device has fewer interrupts.
+    #[error("cannot enable {asked} interrupts of {bdf}: it has {has} message-signalled ones")]
+    Interrupts {
+        /// The device.
+        bdf: Bdf,
+        /// The number requested.
+        asked: u32,
+        /// The number it has.
+        has: u32,
+    },
+    /// Interrupts cannot be enabled in several steps.
+    #[error(
+        "interrupts of {0} are enabled already: enable all of them at once, or drop those first"
+    )]
+    InterruptsOn(Bdf),
+    /// The device cannot be reset alone.
+    #[error("{0} cannot be reset alone")]
+    NoReset(Bdf),
+    /// A call failed.
+    #[error("{call} on {bdf} failed: {errno}")]
+    Kernel {
+        /// The call.
+        call: &'static str,
+        /// The device.
+        bdf: Bdf,
+        /// The kernel's error.
+        errno: Errno,
+    },
+}
+
+/// A region of a device, in words.
+struct RegionName(u32);
+
+impl fmt::Display for RegionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bar @ 0..=5 => write!(f, "BAR {bar}"),
+            6 => f.write_str("the expansion ROM"),
+            layout::CONFIG_REGION => f.write_str("configuration space"),
+            other => write!(f, "region {other}"),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -55,7 +55,8 @@ pub use crate::memory::source::{
     NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource,
 };
 pub use builder::{ArenaBuilder, Pinning};
-pub use error::{AllocError, ArenaReport, ArenaStats, BuildError, NotExclusive};
+pub use error::{ArenaReport, ArenaStats, BuildError, NotExclusive};
 pub use handle::{Arena, ArenaMemory};
 pub use local::ArenaLocal;
+pub use pinfold_core::dma_pool::AllocError;
 pub(crate) use state::Run;

@@ -1,6 +1,7 @@
 //! A device's registers.
 
-use super::device::{Device, DeviceError, Region};
+use super::device::{Device, Region};
+use crate::backend::error::DeviceError;
 use crate::sys::window::Window;
 use std::fmt;
 use std::ptr::NonNull;

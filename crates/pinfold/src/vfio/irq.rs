@@ -1,6 +1,7 @@
 //! A device's interrupts, as eventfds.
 
-use super::device::{Device, DeviceError, Inner};
+use super::device::{Device, Inner};
+use crate::backend::error::DeviceError;
 use crate::sys::Errno;
 use crate::sys::vfio::{device, layout};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};

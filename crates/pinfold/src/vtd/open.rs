@@ -2,128 +2,25 @@
 //! order in which it would fail.
 
 use super::{Device, Inner, UnitSide};
+use crate::backend::error::{DeviceError, OpenError};
 use crate::backend::vtd::{TableChunks, Translator, UnitRegisters};
 use crate::domain::Domain;
+use crate::pci::Bdf;
 use crate::pci::lookup::{self, PciDevice};
-use crate::pci::{Bdf, InvalidBdf, NoDevice};
 use crate::sys::files::Roots;
 use crate::sys::window::Window;
 use crate::sys::{Errno, kernel};
-use crate::vfio::DeviceError;
 use pinfold_core::addr::PhysRange;
 use pinfold_core::invalidate::WaitLimit;
-use pinfold_vtd::dmar::{Dmar, DmarError};
+use pinfold_vtd::dmar::Dmar;
 use pinfold_vtd::{SourceId, Unit, UnitError};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Why a device behind a unit could not be opened. The unit is as it was; bus mastering of the
-/// device may be off.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// The address is malformed.
-    #[error(transparent)]
-    Address(#[from] InvalidBdf),
-    /// There is no such device.
-    #[error(transparent)]
-    NoDevice(#[from] NoDevice),
-    /// A driver of the kernel has the device.
-    #[error(
-        "{bdf} is bound to the kernel driver {driver}, which would go on using it: \
-         `echo {bdf} | sudo tee /sys/bus/pci/devices/{bdf}/driver/unbind`"
-    )]
-    Bound {
-        /// The device.
-        bdf: Bdf,
-        /// Its driver.
-        driver: String,
-    },
-    /// The firmware describes no unit, or its description cannot be read.
-    #[error("cannot read {}: {errno}: {}", path.display(), match errno.raw() {
-        libc::EACCES | libc::EPERM => "run as root",
-        _ => "the machine has no VT-d unit, or it is off in the firmware; give a virtual machine one (intel-iommu)",
-    })]
-    NoTable {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        errno: Errno,
-    },
-    /// The firmware's description is wrong.
-    #[error("the firmware's description of the VT-d units (ACPI table DMAR) is wrong: {0}")]
-    Table(#[from] DmarError),
-    /// No unit has the device.
-    #[error("no VT-d unit of the ACPI table DMAR has {0}")]
-    NoUnit(Bdf),
-    /// The firmware goes on using the device.
-    #[error(
-        "firmware has {bdf} access {} bytes at {start:#x} by physical address (ACPI table DMAR, RMRR), which a domain \
-         would end: such a device cannot be opened", .len
-    )]
-    Reserved {
-        /// The device.
-        bdf: Bdf,
-        /// The first physical address.
-        start: u64,
-        /// The length in bytes.
-        len: u64,
-    },
-    /// Physical addresses are hidden.
-    #[error(
-        "physical addresses are hidden from this process (/proc/self/pagemap: {0}): run as root"
-    )]
-    FramesHidden(Errno),
-    /// Physical memory cannot be opened.
-    #[error("cannot open {}: {errno}: {}", path.display(), match errno.raw() {
-        libc::EACCES | libc::EPERM => "run as root, with CAP_SYS_RAWIO; a kernel that is locked down (Secure Boot) never allows it",
-        _ => "the kernel needs CONFIG_DEVMEM",
-    })]
-    Memory {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        errno: Errno,
-    },
-    /// Another program drives a unit in this way.
-    #[error("another process drives a VT-d unit through {}: end it first (`sudo fuser -v {}` names it)", .0.display(), .0.display())]
-    Locked(PathBuf),
-    /// The registers cannot be mapped.
-    #[error(
-        "cannot map the unit's registers at {at:#x}: {errno}: boot with {BOOT_OPTIONS} (iomem=relaxed allows it)"
-    )]
-    Registers {
-        /// The physical address.
-        at: u64,
-        /// The system's error.
-        errno: Errno,
-    },
-    /// The unit is in use.
-    #[error(
-        "the VT-d unit at {at:#x} is enabled (status {status:#x}): boot with {BOOT_OPTIONS}, so that the kernel leaves \
-         it; after a program that was killed while it drove the unit, reboot"
-    )]
-    InUse {
-        /// The physical address of its registers.
-        at: u64,
-        /// Its status register.
-        status: u32,
-    },
-    /// The unit cannot be used.
-    #[error("the VT-d unit: {0}")]
-    Unit(UnitError),
-    /// The device cannot be set up.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-}
-
-/// What a kernel that leaves the units alone is booted with.
-const BOOT_OPTIONS: &str = "intel_iommu=off intremap=off iomem=relaxed";
 
 /// For how long a flush is waited for: it takes microseconds.
 const FLUSH_LIMIT: WaitLimit = WaitLimit::within(Duration::from_secs(10));
@@ -133,7 +30,8 @@ impl Device {
     /// in a domain of its own, with bus mastering off.
     ///
     /// # Errors
-    /// [`OpenError`], which says what is missing.
+    /// [`OpenError`], which says what is missing: the unit is as it was; bus mastering of the device
+    /// may be off.
     ///
     /// # Safety
     /// The caller has the machine, and guarantees
@@ -167,7 +65,7 @@ impl Device {
         let registers = unsafe { UnitRegisters::new(window, lock) };
         let tables = TableChunks::default();
         let unit_error = |error| match error {
-            UnitError::InUse { status } => OpenError::InUse { at, status },
+            UnitError::InUse { status } => OpenError::UnitInUse { at, status },
             error => OpenError::Unit(error),
         };
         let unit = Unit::new(registers, Box::new(tables.clone()), phys_bits).map_err(unit_error)?;
@@ -198,7 +96,7 @@ fn unit_of(roots: &Roots, found: &PciDevice) -> Result<(PhysRange, u32), OpenErr
     let bdf = found.bdf;
     let path = roots.sys.join("firmware/acpi/tables/DMAR");
     let table = std::fs::read(&path);
-    let table = table.map_err(|error| OpenError::NoTable { path, errno: Errno::from(&error) })?;
+    let table = table.map_err(|error| OpenError::NoDmar { path, errno: Errno::from(&error) })?;
     let dmar = Dmar::parse(&table)?;
     let segment = u16::try_from(bdf.domain).map_err(|_| OpenError::NoUnit(bdf))?;
     let place = (bdf.bus, bdf.device, bdf.function);
@@ -227,20 +125,21 @@ fn map(roots: &Roots, at: u64, len: u64) -> Result<(Window, OwnedFd), OpenError>
     let path = roots.dev.join("mem");
     let flags = OFlags::RDWR | OFlags::SYNC | OFlags::CLOEXEC;
     let memory = rustix::fs::open(&path, flags, Mode::empty())
-        .map_err(|errno| OpenError::Memory { path: path.clone(), errno: errno.into() })?;
+        .map_err(|errno| OpenError::PhysMemory { path: path.clone(), errno: errno.into() })?;
     match rustix::fs::flock(&memory, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => return Err(OpenError::Locked(path)),
-        Err(errno) => return Err(OpenError::Memory { path, errno: errno.into() }),
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(OpenError::UnitLocked(path)),
+        Err(errno) => return Err(OpenError::PhysMemory { path, errno: errno.into() }),
     }
     let window = Window::new(memory.as_fd(), at, crate::sys::bytes(len));
-    Ok((window.map_err(|errno| OpenError::Registers { at, errno })?, memory))
+    Ok((window.map_err(|errno| OpenError::UnitRegisters { at, errno })?, memory))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::{FileExt, symlink};
+    use std::path::PathBuf;
     use tempfile::TempDir;
 
     const ADDRESS: &str = "0000:01:00.0";

@@ -295,7 +295,7 @@ impl Socket {
     pub fn packet(&mut self, bytes: &[u8]) -> Result<Packet, AllocError> {
         let limit = self.chunk.bytes() as usize;
         if bytes.len() > limit {
-            return Err(AllocError::Fragment { len: bytes.len(), limit });
+            return Err(AllocError::Length { len: bytes.len(), limit });
         }
         let chunk = allocate(&mut self.pool, self.chunk, self.holder)?;
         // It fits, as was just checked.

@@ -109,7 +109,7 @@ fn an_address_beside_a_chunk_is_foreign() {
         let refused = pool.free_raw(at(bytes)).unwrap_err();
         assert_eq!(matches!(refused, FreeError::Foreign { .. }), is_foreign, "{bytes}: {refused}");
     }
-    let misaligned = FreeError::Misaligned { addr: chunk + 1, chunk, blocks: 64, size: 64 };
+    let misaligned = FreeError::Misaligned { addr: chunk + 1, start: chunk, count: 64, size: 64 };
     assert_eq!(pool.free_raw(at(65)), Err(misaligned));
     assert_eq!(pool.free_raw(at(4096)), Err(FreeError::DoubleFree { addr: chunk + 4032 }));
     pool.free_raw(first).unwrap();

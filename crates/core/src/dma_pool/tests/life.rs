@@ -53,7 +53,7 @@ fn a_source_that_fails_is_reported_and_may_recover() {
     let blocks: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
     assert_eq!(blocks.len(), 64);
     let text = pool.alloc_raw().unwrap_err().to_string();
-    assert!(text.contains("other owners of the pool may hold free blocks"), "{text}");
+    assert!(text.contains("other owners of the pool may hold free memory"), "{text}");
     pool.free_raw(blocks[5]).unwrap();
     assert_eq!(pool.alloc_raw(), Ok(blocks[5]));
     heap.left.store(1, Ordering::Relaxed);

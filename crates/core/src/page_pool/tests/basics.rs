@@ -153,13 +153,13 @@ fn a_wrong_raw_free_is_reported_and_changes_nothing() {
     let of_owned = RawPage::from_parts(owned.memory().as_ptr(), owned.iova());
     let mismatched = RawPage::from_parts(raw.as_ptr(), Iova::new(5));
     let cases = [
-        (moved(-(1 << 30)), "is in no page"),
-        (moved(3 << 20), "is in no page"),
-        (moved(64 << 20), "is in no page"),
-        (moved(1), "is inside a page of 8192 bytes"),
-        (moved(4096), "is inside a page of 8192 bytes"),
-        (moved(8192), "it was freed twice"),
-        (of_owned, "is held by a `Page`"),
+        (moved(-(1 << 30)), "is in no memory of this pool"),
+        (moved(3 << 20), "is in no memory of this pool"),
+        (moved(64 << 20), "is in no memory of this pool"),
+        (moved(1), "is divided into 1 of 8192 bytes"),
+        (moved(4096), "is divided into 1 of 8192 bytes"),
+        (moved(8192), "it was freed before"),
+        (of_owned, "is owned by a value"),
         (mismatched, "for the device, not iova:0x5"),
     ];
     let before = (pool.stats(), pool.counts());
@@ -436,7 +436,7 @@ fn fragments_share_a_page_and_the_last_one_frees_it() {
     let mut pool = heap.pool(Config { offset: 100, max_len: 3000, ..Config::default() });
     for len in [0, 3100 - 128 + 1] {
         let limit = 3100 - 128;
-        assert_eq!(pool.alloc_fragment(len).unwrap_err(), AllocError::Fragment { len, limit });
+        assert_eq!(pool.alloc_fragment(len).unwrap_err(), AllocError::Length { len, limit });
     }
     let cut: Vec<_> = (0..4).map(|_| pool.alloc_fragment(1000).unwrap()).collect();
     let at: Vec<_> = cut.iter().map(|fragment| fragment.iova().raw() - IOVA).collect();

@@ -528,7 +528,7 @@ fn describe(
         let segments = slot.segments.peek(bytes);
         match DataPointer::new(segments, bytes, limits.sgl, lists) {
             Ok(data) => return Ok((data, bytes)),
-            Err(error) if error.is_too_long() && bytes >> slot.block_shift > 1 => {
+            Err(LayoutError::TooLong { .. }) if bytes >> slot.block_shift > 1 => {
                 bytes = (bytes / 2) >> slot.block_shift << slot.block_shift;
             }
             Err(error) => return Err(error),

@@ -85,38 +85,6 @@ fn list(unavailable: &[SourceUnavailable]) -> String {
     unavailable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Why an arena allocated no memory. Nothing has changed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AllocError {
-    /// A buffer has at least 1 byte.
-    #[error("cannot allocate a buffer of 0 bytes: it must have at least 1")]
-    Empty,
-    /// The buffer is larger than the arena.
-    #[error("cannot allocate {requested} bytes: the arena has {arena}; build it larger")]
-    TooLarge {
-        /// The requested size in bytes.
-        requested: u64,
-        /// The size of the arena.
-        arena: u64,
-    },
-    /// The arena has no free run of that length.
-    #[error(
-        "cannot allocate {requested} contiguous bytes: {in_use} of the arena's {arena} bytes are in use; free some, or build it larger"
-    )]
-    Exhausted {
-        /// The requested size in bytes.
-        requested: u64,
-        /// Bytes in use.
-        in_use: u64,
-        /// The size of the arena.
-        arena: u64,
-    },
-    /// The zone refused for another reason.
-    #[error(transparent)]
-    Frames(#[from] FrameError),
-}
-
 /// Why a buffer lends no slice: its arena is mapped whole, or shared with other processes by its
 /// memfd, so the bytes may change at any time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! One owner's handle of an arena.
 
-use super::error::AllocError;
+use super::AllocError;
 use super::handle::ArenaMemory;
 use super::state::{Run, State};
 use crate::memory::buffer::Buffer;

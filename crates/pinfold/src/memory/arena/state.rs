@@ -1,7 +1,8 @@
 //! The state that all handles of an arena share: its memory, its frames, and the domains that it is
 //! mapped into.
 
-use super::error::{AllocError, ArenaReport};
+use super::AllocError;
+use super::error::ArenaReport;
 use crate::memory::attachment::{
     Attachment, Attachments, DomainOps, MappingPolicy, count_quarantined,
 };
@@ -9,6 +10,7 @@ use crate::memory::obtain::Held;
 use crate::memory::source::{NotLocked, Residency};
 use crate::sys::region::Region;
 use pinfold_core::addr::Iova;
+use pinfold_core::dma_pool::SourceError;
 use pinfold_core::domain::{BackendError, DomainId};
 use pinfold_core::frame::{Frame, FrameError, Order, Zone};
 use pinfold_core::mem::DmaMemory;
@@ -150,7 +152,7 @@ impl State {
 
     pub(in crate::memory) fn frames_for(&self, requested: u64) -> Result<u32, AllocError> {
         if requested == 0 {
-            return Err(AllocError::Empty);
+            return Err(AllocError::Length { len: 0, limit: self.region.len() });
         }
         let too_large = AllocError::TooLarge { requested, arena: self.bytes() };
         if requested > self.bytes() {
@@ -229,7 +231,7 @@ impl State {
                 in_use: self.in_use() * Frame::BYTES,
                 arena: self.bytes(),
             },
-            other => AllocError::Frames(other),
+            other => AllocError::Source(SourceError::Frames(other)),
         }
     }
 

@@ -5,9 +5,7 @@ use super::*;
 use crate::soft::{Effect, FaultKind, Port, SoftConfig};
 use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, DmaPool};
-use pinfold_core::page_pool::{
-    AllocError as PoolAllocError, Config, FreeError, Page, PagePool, RawPage, RevokeError,
-};
+use pinfold_core::page_pool::{Config, FreeError, Page, PagePool, RawPage, RevokeError};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -428,7 +426,7 @@ fn a_pool_of_a_full_arena_is_an_error() {
     let held: Vec<_> = std::iter::from_fn(|| pool.alloc().ok()).collect();
     assert_eq!(held.len(), 256, "all of it");
     let error = pool.alloc().unwrap_err();
-    assert!(matches!(error, PoolAllocError::Source(_)), "{error}");
+    assert!(matches!(error, AllocError::Source(_)), "{error}");
     drop(held);
     pool.alloc().unwrap();
     let port = domain.port().unwrap();

@@ -66,7 +66,7 @@ fn a_whole_arena_can_be_one_buffer() {
 #[test]
 fn an_impossible_request_is_an_error_and_changes_nothing() {
     let arena = plain(4 << 20, MappingPolicy::PerUse);
-    assert_eq!(arena.alloc(0).unwrap_err(), AllocError::Empty);
+    assert_eq!(arena.alloc(0).unwrap_err(), AllocError::Length { len: 0, limit: 4 << 20 });
     let too_large = AllocError::TooLarge { requested: (4 << 20) + 1, arena: 4 << 20 };
     assert_eq!(arena.alloc((4 << 20) + 1).unwrap_err(), too_large);
     assert!(matches!(arena.alloc(usize::MAX).unwrap_err(), AllocError::TooLarge { .. }));
