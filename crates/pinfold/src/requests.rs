@@ -47,7 +47,7 @@
 //! | the driver says | what happens |
 //! | --- | --- |
 //! | [`begin`](Requests::begin) | the payloads are mapped, all or none; the driver gets a [`Token`] and the [segments](Requests::segments) |
-//! | [`refused`](Requests::refused): it was never submitted | access is revoked, and the call waits for the flush: the payloads are returned |
+//! | [`refused`](Requests::refused): it was never submitted (a lost one was) | access is revoked, and the call waits for the flush: the payloads are returned |
 //! | [`completed`](Requests::completed): the device no longer works on it | the next poll revokes access |
 //! | [`lost`](Requests::lost): given up, and the device may still work on it | the payloads are quarantined: mapped, at addresses that nothing else gets |
 //! | [`stopped`](Requests::stopped): the device is proven quiet | all that is at the device or lost is completed |
@@ -498,9 +498,10 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     /// [late](End::Late), and a later poll returns it.
     ///
     /// # Errors
-    /// [`TokenError`]: nothing has changed.
+    /// [`TokenError`], also for a request that is [lost](Self::lost), since it was submitted: nothing
+    /// has changed.
     pub fn refused(&mut self, token: Token) -> Result<Ended<P, N>, TokenError> {
-        let parts = self.slots.end(token)?;
+        let parts = self.slots.end_unsubmitted(token)?;
         Ok(self.end_now(Completed { token, parts }))
     }
 

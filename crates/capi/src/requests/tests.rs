@@ -5,8 +5,10 @@ use crate::arena::{
     PF_POLICY_PER_USE, PF_POLICY_WHOLE, pf_alloc, pf_arena_create, pf_arena_opts, pf_arena_t,
     pf_free,
 };
+use crate::domain::State;
 use crate::failure::pf_strerror_last;
 use crate::map::{pf_held, pf_quarantine};
+use crate::queue::{PF_PROTECT_BATCH, PF_PROTECT_REVOKE, PF_PROTECT_STRICT};
 use libc::{EBUSY, EIO, ETIMEDOUT};
 use pinfold::Domain;
 use pinfold::soft::SoftConfig;

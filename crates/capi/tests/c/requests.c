@@ -190,7 +190,7 @@ static void otherwise(uint32_t protect) {
     /* Lost: it takes no place of the depth, and stays mapped. */
     for (int i = 0; i < 2; i++) {
         OK(pf_requests_lost(requests, tokens[i]));
-        REFUSED(ESTALE, "is lost", pf_requests_lost(requests, tokens[i]));
+        REFUSED(ESTALE, "given up", pf_requests_lost(requests, tokens[i]));
         OK(pf_requests_begin(requests, &payloads[i + 2], 1, &tokens[i + 2], &iovas[i + 2]));
         OK(pf_port_write(port, iovas[i], "late", 4));
     }
@@ -458,6 +458,7 @@ static void given_up(void) {
         OK(pf_requests_begin(requests, payloads, 2, &tokens[i], iovas));
         OK(pf_requests_lost(requests, tokens[i]));
         REFUSED(ESTALE, "given up", pf_requests_refused(requests, tokens[i]));
+        REFUSED(ESTALE, "given up", pf_requests_lost(requests, tokens[i]));
     }
     OK(pf_quarantine(domain, &held, why, sizeof why));
     CHECK(held.lost == 3 && held.lost_bytes == 3 * 3 * 4096 && held.quarantined == 0);

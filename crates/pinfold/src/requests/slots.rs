@@ -41,9 +41,17 @@ impl fmt::Display for Token {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
-    /// The request has ended (it was completed or refused, or the device has stopped), or is lost.
-    #[error("{token} has ended or is lost: say once what has become of a request")]
+    /// The request has ended: it was completed or refused, or the device has stopped.
+    #[error("{token} has ended: say once what has become of a request")]
     Ended {
+        /// The token.
+        token: Token,
+    },
+    /// The request was given up, so it was submitted: it is neither refused nor lost once more.
+    #[error(
+        "{token} was given up, so that the device may work on it: it ends with `completed` or `stopped`"
+    )]
+    Lost {
         /// The token.
         token: Token,
     },
@@ -199,6 +207,14 @@ impl<P: Pinned, const N: usize> Slots<P, N> {
         matches!(self.state(token), Ok(State::Lent { .. }))
     }
 
+    /// Ends a request that was never submitted, and so is not lost, as [`end`](Self::end) does.
+    pub(super) fn end_unsubmitted(&mut self, token: Token) -> Result<Parts<P, N>, TokenError> {
+        match self.state(token)? {
+            State::Lost(_) | State::Lent { is_lost: true } => Err(TokenError::Lost { token }),
+            _ => self.end(token),
+        }
+    }
+
     /// Ends a request that is at the device or lost, and returns its payloads. Its slot stays in use
     /// until they have been returned.
     #[inline(always)]
@@ -275,7 +291,10 @@ impl<P: Pinned, const N: usize> Slots<P, N> {
             State::Lent { is_lost: false } => State::Lent { is_lost: true },
             other => {
                 slot.state = other;
-                return Err(TokenError::Ended { token });
+                return Err(match slot.state {
+                    State::Lost(_) | State::Lent { .. } => TokenError::Lost { token },
+                    _ => TokenError::Ended { token },
+                });
             }
         };
         self.in_flight -= 1;

@@ -242,10 +242,7 @@ fn tokens_are_refused_by_other_loops_and_after_the_end() {
         }
     }
     assert_eq!(requests.in_flight(), 1);
-    assert_eq!(
-        over.to_string(),
-        "request 0:0 has ended or is lost: say once what has become of a request"
-    );
+    assert_eq!(over.to_string(), "request 0:0 has ended: say once what has become of a request");
 }
 
 /// All of a request is mapped, or nothing of it; what comes back is in its order.

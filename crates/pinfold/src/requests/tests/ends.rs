@@ -171,7 +171,7 @@ fn a_lost_request_keeps_its_payloads_until_the_device_has_stopped() {
     let [lost, other] = [begin(&mut requests, &manual), begin(&mut requests, &manual)];
     requests.lost(lost).unwrap();
     assert_eq!((requests.in_flight(), requests.held()), (1, 0));
-    assert_eq!(requests.lost(lost), Err(TokenError::Ended { token: lost }));
+    assert_eq!(requests.lost(lost), Err(TokenError::Lost { token: lost }));
     let at = requests.segments(lost).unwrap().next().unwrap().iova;
     assert!(polled(&mut requests).is_empty());
     assert!(manual.is_mapped(at), "its late access must not fault in another's memory");
@@ -257,7 +257,7 @@ fn a_lent_request_that_is_lost_comes_back_when_its_driver_recovers_it() {
     let lent = requests.begin_lent([(manual.page(), Access::READ)]).unwrap();
     let token = lent.token();
     requests.lost(token).unwrap();
-    assert_eq!(requests.lost(token), Err(TokenError::Ended { token }));
+    assert_eq!(requests.lost(token), Err(TokenError::Lost { token }));
     assert_eq!(requests.in_flight(), 0);
     let token = requests.take_back(lent).unwrap();
     assert_eq!(requests.in_flight(), 0, "it is still lost");
@@ -432,4 +432,39 @@ fn a_payload_that_wrongly_claims_to_stay_mapped_is_refused_in_time() {
     manual.oblige();
     let refused = requests.begin([(manual.claiming_page(), Access::READ)]).unwrap_err();
     assert!(refused.payloads[0].as_ref().is_some_and(|page| !manual.reaches(page)));
+}
+
+/// What was given up was submitted, so that the device may work on it: it is not refused, whose
+/// payloads would be returned at once.
+#[test]
+fn a_request_that_is_lost_cannot_be_refused() {
+    for policy in PER_REQUEST {
+        let manual = Manual::new();
+        manual.oblige();
+        let mut requests = Requests::<_, 1>::new(&manual.domain, policy, 2, limits(HOUR)).unwrap();
+        let token = begin(&mut requests, &manual);
+        let iova = requests.segments(token).unwrap().next().unwrap().iova;
+        requests.lost(token).unwrap();
+        let lost = TokenError::Lost { token };
+        assert_eq!(requests.refused(token).map(drop), Err(lost));
+        assert_eq!(requests.lost(token), Err(lost), "it is counted once");
+        assert!(manual.is_mapped(iova), "nothing has changed");
+        assert_eq!((requests.in_flight(), requests.held()), (0, 0));
+        assert!(lost.to_string().contains("ends with `completed` or `stopped`"), "{lost}");
+        // Also while its driver has the payloads.
+        let lent = requests.begin_lent([(manual.page(), Access::WRITE)]).unwrap();
+        let of_lent = lent.token();
+        requests.lost(of_lent).unwrap();
+        let lost = TokenError::Lost { token: of_lent };
+        assert_eq!(requests.refused(of_lent).map(drop), Err(lost));
+        let _token = requests.take_back(lent).unwrap();
+        assert_eq!(requests.refused(of_lent).map(drop), Err(lost));
+        // Both end as they can.
+        requests.completed(token).unwrap();
+        requests.stopped();
+        let mut ended = polled(&mut requests);
+        manual.complete_all();
+        ended.extend(polled(&mut requests));
+        assert_eq!(ended.len(), 2, "{policy:?}");
+    }
 }

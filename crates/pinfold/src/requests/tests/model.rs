@@ -199,7 +199,15 @@ impl Run {
             Step::Refuse(which) => {
                 let Some((key, token, at)) = self.model.pick(which) else { return };
                 let refused = self.requests.refused(token);
-                assert_eq!(refused.is_ok(), matches!(at, At::Device | At::Lost), "{at:?}");
+                let expected = match at {
+                    At::Device => None,
+                    At::Lost | At::Lent { is_lost: true } | At::Dropped { is_lost: true } => {
+                        Some(TokenError::Lost { token })
+                    }
+                    At::Lent { .. } | At::Dropped { .. } => Some(TokenError::Lent { token }),
+                    At::Completed | At::Held { .. } => Some(TokenError::Ended { token }),
+                };
+                assert_eq!(refused.as_ref().err(), expected.as_ref(), "{at:?}");
                 if let Ok(ended) = refused {
                     self.model.set(key, At::Completed);
                     self.returned(ended);
@@ -213,7 +221,11 @@ impl Run {
                     At::Dropped { is_lost: false } => Some(At::Dropped { is_lost: true }),
                     _ => None,
                 };
-                assert_eq!(self.requests.lost(token).is_ok(), lost.is_some(), "{at:?}");
+                let refused = match at {
+                    At::Completed | At::Held { .. } => TokenError::Ended { token },
+                    _ => TokenError::Lost { token },
+                };
+                assert_eq!(self.requests.lost(token), lost.map(drop).ok_or(refused), "{at:?}");
                 lost.into_iter().for_each(|lost| self.model.set(key, lost));
             }
             Step::BeginLent => {
