@@ -4,7 +4,7 @@ use crate::arena::{ARENAS, pf_arena_t, refuse_use};
 use crate::domain::{spans_of_all, text};
 use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
-use crate::options::{Options, fill, read};
+use crate::options::{Options, fill, read_needed};
 use crate::region::Span;
 use crate::source::Marked;
 use pinfold::Iova;
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn pf_pool_create(
         let source =
             if arena.is_null() { None } else { Some(Marked::new(&*ARENAS.get_waiting(arena)?)) };
         // SAFETY: as the caller promises.
-        let opts = unsafe { read(opts) }?;
+        let opts = unsafe { read_needed(opts) }?;
         // SAFETY: as the caller promises.
         let pool = unsafe { build(&opts, source.as_ref()) }?;
         // At most `i32::MAX`.

@@ -15,7 +15,7 @@ use crate::failure::{Counted, Failure, call, check_out, fail, store};
 use crate::handed::Handed;
 use crate::handle::Table;
 use crate::nvme::{Device, Lease, NVMES, pf_nvme_t};
-use crate::options::{Options, read};
+use crate::options::{Options, read_needed};
 use crate::trace::{Caller, Site, pass_caller};
 use libc::iovec;
 use pinfold::Arena;
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn pf_queue_create(
         check_out(out, "out")?;
         let nvme = NVMES.get(nvme)?;
         // SAFETY: as the caller promises.
-        let opts = unsafe { read(opts) }?;
+        let opts = unsafe { read_needed(opts) }?;
         let handle = QUEUES.insert(pf_queue_t::new(&nvme.device, &opts)?)?;
         // SAFETY: as the caller promises.
         unsafe { store(out, handle, "out") }?;

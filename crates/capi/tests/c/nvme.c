@@ -125,7 +125,9 @@ static void create_queues(void) {
     pf_queue_t *made, *others[16];
     REFUSED(EFAULT, "`out` is NULL", pf_queue_create(nvme, &opts, NULL));
     REFUSED(EBADF, "no handle", pf_queue_create(NULL, &opts, &made));
-    REFUSED(EINVAL, "depth of 0", pf_queue_create(nvme, NULL, &made));
+    REFUSED(EFAULT, "`opts` is NULL", pf_queue_create(nvme, NULL, &made));
+    opts.depth = 0;
+    REFUSED(EINVAL, "depth of 0", pf_queue_create(nvme, &opts, &made));
     opts.depth = UINT32_MAX;
     REFUSED(EINVAL, "4294967295", pf_queue_create(nvme, &opts, &made));
     opts.depth = 4;

@@ -42,10 +42,13 @@ static void create(void) {
     REFUSED(EFAULT, "`out` is NULL", pf_pool_create(arena, &opts, NULL));
     REFUSED(EBADF, "no handle of an arena", pf_pool_create((pf_arena_t *)&opts, &opts, &pool));
     REFUSED(EBADF, "not of an arena", pf_pool_create((pf_arena_t *)domain, &opts, &pool));
-    REFUSED(EINVAL, "0 bytes", pf_pool_create(arena, NULL, &pool));
+    REFUSED(EFAULT, "`opts` is NULL", pf_pool_create(arena, NULL, &pool));
     opts.struct_size = 8;
     REFUSED(EINVAL, "8 bytes", pf_pool_create(arena, &opts, &pool));
     opts.struct_size = sizeof opts;
+    opts.size = 0;
+    REFUSED(EINVAL, "0 bytes", pf_pool_create(arena, &opts, &pool));
+    opts.size = 256;
     opts.flags = 6;
     REFUSED(EINVAL, "flags 0x6", pf_pool_create(arena, &opts, &pool));
     opts.flags = 0;
