@@ -1068,8 +1068,8 @@ struct pf_requests_opts {
 struct pf_payload {
   /*
    The memory: any bytes of one allocation of an arena in the domain, of one block, or of one
-   registration. Of a block it is checked that they are its pool's, not where it ends. The
-   device reaches the whole pages of 4096 bytes around them.
+   registration. Of a block it is checked that they are its pool's, not where it ends: the
+   device reaches the whole pages of 4096 bytes around them in any case.
    */
   void *va;
   /*
@@ -1615,7 +1615,8 @@ int pf_domain_attach(struct pf_domain_t *domain, const char *bdf) PF_CHECKED;
 
 /*
  Detaches a device from its domain: it is reset, and reaches nothing any more. Its driver ends
- first.
+ first. With type 1 its group is closed with its last device in the domain, so that other programs
+ can open it; the last group of a domain only when nothing is mapped there any more.
 
  @domain: the domain.
  @bdf: the device's address.

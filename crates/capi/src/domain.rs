@@ -541,7 +541,8 @@ pub unsafe extern "C" fn pf_domain_attach(domain: *mut pf_domain_t, bdf: *const 
 }
 
 /// Detaches a device from its domain: it is reset, and reaches nothing any more. Its driver ends
-/// first.
+/// first. With type 1 its group is closed with its last device in the domain, so that other programs
+/// can open it; the last group of a domain only when nothing is mapped there any more.
 ///
 /// @domain: the domain.
 /// @bdf: the device's address.

@@ -369,6 +369,11 @@ impl Region {
     }
 
     /// Begins a device's use of memory of a pool: each of its pages is counted.
+    ///
+    /// Where a block ends is not checked. A device reaches whole pages, so that the end of a block
+    /// within one keeps nothing from it, and all pages of the memory count as in use, also those of a
+    /// block behind it: `pf_put` refuses that one, too. The word of a page, all that is looked at
+    /// here, does not say which pool has it: that would take a look-up with a lock in each map.
     fn enter_pool(&self, addr: usize, len: usize) -> Result<Counted, Failure> {
         let pages = pages_of(addr - self.addr(), len);
         let first = pages.start;

@@ -11,7 +11,7 @@ use pinfold_core::domain::BackendError;
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::mem::DmaMemory;
 use std::fmt;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
@@ -25,6 +25,45 @@ pub struct Limits {
     pub page_sizes: u64,
     /// How many more mappings the kernel allows; `None` if it sets no limit.
     pub entries_left: Option<u64>,
+}
+
+/// The descriptor of an open device. Dropping it closes the device, and tells its address space then
+/// that it has left.
+pub(crate) struct DeviceFd {
+    fd: OwnedFd,
+    #[expect(dead_code, reason = "held, and dropped after the descriptor")]
+    left: Left,
+}
+
+/// Runs when it is dropped.
+struct Left(Option<Box<dyn FnOnce() + Send + Sync>>);
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        if let Some(left) = self.0.take() {
+            left();
+        }
+    }
+}
+
+impl DeviceFd {
+    /// Describes a device whose address space runs `left` when it has been closed.
+    pub(super) fn new(fd: OwnedFd, left: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self { fd, left: Left(Some(Box::new(left))) }
+    }
+}
+
+impl From<OwnedFd> for DeviceFd {
+    /// Describes a device for which its address space keeps nothing open.
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd, left: Left(None) }
+    }
+}
+
+impl AsFd for DeviceFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 /// An I/O address space in the kernel, and the devices attached to it. `map` and `unmap` are one
@@ -43,7 +82,8 @@ pub(crate) trait IommuContext: Send + Sync {
     fn raise_entries(&self, limit: u64) -> String;
 
     /// Opens a device and attaches it. Returns `None` if its group is not viable.
-    fn open_device(&self, roots: &Roots, device: &PciDevice) -> Result<Option<OwnedFd>, OpenError>;
+    fn open_device(&self, roots: &Roots, device: &PciDevice)
+    -> Result<Option<DeviceFd>, OpenError>;
 
     /// Pins the memory from `addr`, as long as `iova`, and gives the devices access to it: all or
     /// nothing.

@@ -1,6 +1,6 @@
 //! A fake kernel that keeps a table as type1 version 2 does, and records its calls.
 
-use super::context::{IommuContext, IommuInterface, Limits, iova_space};
+use super::context::{DeviceFd, IommuContext, IommuInterface, Limits, iova_space};
 use super::error::OpenError;
 use super::kernel_table::KernelTable;
 use crate::domain::Domain;
@@ -13,7 +13,6 @@ use pinfold_core::addr::IovaRange;
 use pinfold_core::domain::BackendError;
 use pinfold_core::mem::DmaMemory;
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
@@ -74,7 +73,7 @@ impl IommuContext for Fake {
     fn interface(&self) -> IommuInterface {
         IommuInterface::Type1
     }
-    fn open_device(&self, _: &Roots, device: &PciDevice) -> Result<Option<OwnedFd>, OpenError> {
+    fn open_device(&self, _: &Roots, device: &PciDevice) -> Result<Option<DeviceFd>, OpenError> {
         Err(NoDevice(device.bdf).into())
     }
     fn name(&self) -> &'static str {

@@ -2,7 +2,7 @@
 //! Linux 6.6. Memory of a memory file is mapped by that file, where the kernel can (Linux 6.13): the
 //! pages are then the file's, whatever the process has at the address.
 
-use super::context::{IommuContext, IommuInterface, Limits, Selection, select};
+use super::context::{DeviceFd, IommuContext, IommuInterface, Limits, Selection, select};
 use super::error::OpenError;
 use super::vfio::open_node;
 use crate::pci::lookup::PciDevice;
@@ -105,7 +105,11 @@ impl IommuContext for Iommufd {
         "give the program's control group more memory".to_owned()
     }
 
-    fn open_device(&self, roots: &Roots, device: &PciDevice) -> Result<Option<OwnedFd>, OpenError> {
+    fn open_device(
+        &self,
+        roots: &Roots,
+        device: &PciDevice,
+    ) -> Result<Option<DeviceFd>, OpenError> {
         let path = match select(roots, device.cdev.as_deref()) {
             Selection { node: Some(node), .. } => node,
             Selection { reason, .. } => {
@@ -118,7 +122,7 @@ impl IommuContext for Iommufd {
         // A failure here closes the device's descriptor, which detaches it from the iommufd.
         iommufd::attach(fd.as_fd(), self.ioas)
             .map_err(|e| OpenError::of_call("VFIO_DEVICE_ATTACH_IOMMUFD_PT", &path, e))?;
-        Ok(Some(fd))
+        Ok(Some(fd.into()))
     }
 
     unsafe fn map(&self, iova: IovaRange, addr: NonNull<u8>, access: Access) -> Result<(), Errno> {

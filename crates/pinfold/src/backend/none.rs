@@ -4,7 +4,7 @@
 //! The kernel provides the device and its interrupts and ignores memory: the process pins it itself
 //! ([`PinnedMemory`]).
 
-use super::context::{IommuContext, IommuInterface, Limits};
+use super::context::{DeviceFd, IommuContext, IommuInterface, Limits};
 use super::error::OpenError;
 use super::pinned::PinnedMemory;
 use super::vfio::Container;
@@ -16,19 +16,19 @@ use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
 use pinfold_core::domain::BackendError;
 use pinfold_core::mem::DmaMemory;
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// A container that maps nothing, and the physical addresses of what is registered.
 #[derive(Debug)]
 pub(crate) struct NoIommu {
-    container: Container,
+    container: Arc<Container>,
     memory: PinnedMemory,
 }
 
 impl NoIommu {
     pub(crate) fn open(roots: &Roots) -> Result<Self, OpenError> {
-        Ok(Self { container: Container::open(roots)?, memory: PinnedMemory::default() })
+        Ok(Self { container: Arc::new(Container::open(roots)?), memory: PinnedMemory::default() })
     }
 }
 
@@ -49,9 +49,20 @@ impl IommuContext for NoIommu {
         "there is no limit".to_owned()
     }
 
-    fn open_device(&self, roots: &Roots, device: &PciDevice) -> Result<Option<OwnedFd>, OpenError> {
+    fn open_device(
+        &self,
+        roots: &Roots,
+        device: &PciDevice,
+    ) -> Result<Option<DeviceFd>, OpenError> {
         tracing::warn!(bdf = %device.bdf, "opened without an IOMMU: the device can reach all memory of this machine");
-        self.container.open_device(roots, device, layout::NOIOMMU)
+        let Some((fd, group)) = self.container.open_device(roots, device, layout::NOIOMMU)? else {
+            return Ok(None);
+        };
+        let container = Arc::clone(&self.container);
+        // The container maps nothing that a closed group would unmap.
+        Ok(Some(DeviceFd::new(fd, move || {
+            container.device_left(group, true);
+        })))
     }
 
     fn translates(&self) -> bool {

@@ -1,6 +1,6 @@
 //! An open device, the options for opening it, and its errors.
 
-use crate::backend::context::{IommuInterface, Limits};
+use crate::backend::context::{DeviceFd, IommuInterface, Limits};
 use crate::backend::error::DeviceError;
 use crate::domain::Domain;
 use crate::pci::Bdf;
@@ -8,7 +8,7 @@ use crate::sys::Errno;
 use crate::sys::files::Roots;
 use crate::sys::vfio::{device, layout};
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -28,7 +28,7 @@ pub struct Device(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
     pub(super) bdf: Bdf,
-    pub(super) fd: OwnedFd,
+    pub(super) fd: DeviceFd,
     pub(super) domain: Domain,
     pub(super) attachment: Attachment,
     /// One bit for each kind of interrupt that is enabled.

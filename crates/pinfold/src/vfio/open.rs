@@ -2,7 +2,7 @@
 
 use super::device::{Attachment, Device, Inner, Options};
 use crate::backend::context::{
-    IommuContext, IommuInterface, Limits, gaps, has_iommufd, iova_space, select, usable,
+    DeviceFd, IommuContext, IommuInterface, Limits, gaps, has_iommufd, iova_space, select, usable,
 };
 use crate::backend::error::OpenError;
 use crate::backend::iommufd::Iommufd;
@@ -16,7 +16,7 @@ use crate::sys::files::Roots;
 use pinfold_core::addr::IovaRange;
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::mem::DmaMemory;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -214,7 +214,7 @@ fn open_device(
     context: &dyn IommuContext,
     roots: &Roots,
     device: &PciDevice,
-) -> Result<OwnedFd, OpenError> {
+) -> Result<DeviceFd, OpenError> {
     let group = device.group.as_ref().ok_or(OpenError::NoIommu(device.bdf))?.number;
     let opened = context.open_device(roots, device);
     // Some calls report no more than that the group has another owner.
