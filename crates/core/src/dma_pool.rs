@@ -44,26 +44,27 @@
 //! takes.
 //!
 //! **States.** One byte a block, out of band, is absent, free, raw or owned, and for a moment
-//! *listed* (free, while the pool is being shrunk) or *claimed*. A raw free claims its block by a
-//! compare-exchange of raw to free: of any number of raw frees of one allocation, on any threads,
-//! one succeeds. Where blocks form groups or chunks may start off the multiples of a block's size,
-//! the exchange is of raw to claimed; the block is then freed if it is the one that was meant, and
-//! raw again otherwise. Alloc and the free of a [`Block`] store plainly, because the number in a
-//! magazine, or the `Block`, is exclusive. A foreign, misaligned, double or still-owned free is
-//! refused in release builds too, and changes nothing. One wrong free cannot be told from a right
-//! one: that of a stale copy of a [`RawBlock`] after the same block was allocated as raw again. It
-//! frees that allocation; no block gets two owners by it.
+//! *listed* (free, while the pool is being shrunk). A raw free claims its block by one
+//! compare-exchange of raw to free, and waits for no other thread: of any number of raw frees of one
+//! allocation, on any threads, one succeeds. Alloc and the free of a [`Block`] store plainly,
+//! because the number in a magazine, or the `Block`, is exclusive. A foreign, misaligned, double or
+//! still-owned free is refused in release builds too, and changes nothing. One wrong free cannot be
+//! told from a right one: that of a stale copy of a [`RawBlock`] after the same block was allocated
+//! as raw again. It frees that allocation; no block gets two owners by it.
 //!
 //! **Addresses.** The span of the source is divided into *units* of 2 MiB (1 GiB for larger
 //! blocks). A unit has an array of state bytes from when its first chunk is acquired until the pool
 //! ends, so a late wrong free still finds the state, and the pool's own state is bounded by its
-//! span, however often it grows and shrinks ([`Builder`] has the figures). An address becomes a number by a look-up of its unit,
-//! a shift and mask if blocks must not cross a boundary, one multiplication that is exact for
-//! multiples, and the state byte, which says whether a chunk has such a block.
+//! span, however often it grows and shrinks ([`Builder`] has the figures). Blocks lie at the
+//! multiples of their size in a unit, or in each part of it that they must not cross the end of. So
+//! an address becomes a number by a look-up of its unit, a shift and mask if there is a boundary,
+//! one multiplication that is exact for multiples, and the state byte, which says whether a chunk
+//! has the block.
 //!
-//! **Chunks** are acquired when an alloc finds no free block: first the smallest run that wastes at
-//! most an eighth of itself, then as many bytes as the pool has, up to 2 MiB; smaller ones if the
-//! source has no other. Their blocks are allocated in ascending order, and not accessed before. No
+//! **Chunks** are acquired when an alloc finds no free block: first the smallest run of which at
+//! most a quarter can be unused, then as many bytes as the pool has, up to 2 MiB; smaller ones if
+//! the source has no other. A block that two chunks share is in neither, so a chunk that starts at
+//! no multiple of the size has up to one block less. Their blocks are allocated in ascending order, and not accessed before. No
 //! lock is held while the source runs. [`shrink`](DmaPool::shrink) releases the chunks whose blocks
 //! are all in the depot.
 //!

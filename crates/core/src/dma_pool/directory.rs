@@ -343,15 +343,14 @@ impl Units {
             let start = offset.max(((first + at - skip) as u64) << shift);
             let place = start & (unit_bytes - 1);
             let bytes = (offset + bytes - start).min(unit_bytes - place);
-            let (skew, slot) = layout.chunk_at(place);
-            unit.set_skews(place, bytes, skew);
+            let (slot, blocks) = layout.chunk_at(place, bytes);
             // SAFETY: in the span.
             let memory = unsafe { unit.block_at(place) }.as_ptr();
             chunks.push(Chunk {
                 batch: Arc::clone(&batch),
                 unit: at,
                 first: unit.first | slot,
-                blocks: layout.blocks_in(bytes),
+                blocks,
                 bytes,
                 start: memory,
                 run,

@@ -293,15 +293,10 @@ impl Inner {
     /// Frees a raw block.
     #[inline(always)]
     pub(super) fn free_raw(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
-        let claimed = self.units.find(&self.layout, block).filter(|slot| {
-            if self.layout.is_plain() {
-                slot.state().claim()
-            } else {
-                // SAFETY: while it is claimed, a chunk of the pool has the block.
-                slot.state().claim_if(|| unsafe { slot.block(&self.layout) } == block)
-            }
-        });
-        let Some(slot) = claimed else { return Err(self.refusal(block)) };
+        let found = self.units.find(&self.layout, block);
+        let Some(slot) = found.filter(|slot| slot.state().claim()) else {
+            return Err(self.refusal(block));
+        };
         self.put(owner, slot);
         Ok(())
     }

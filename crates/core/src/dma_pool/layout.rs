@@ -2,12 +2,13 @@
 //! slots.
 //!
 //! A *unit* is an aligned 2 MiB of the span, or 1 GiB if a block is larger than 2 MiB; a chunk
-//! never crosses one. A unit's blocks have *slots*, numbers that rise with their places. A chunk
-//! that starts at `c` in its unit has blocks at `c + i * size` with slots `floor(c / size) + i`, so
-//! different chunks have different slots. Its *skew* is `c mod size`: a block's place less the skew
-//! of its chunk is a multiple of the size, and the quotient is its slot. The skew is 0 where chunks
-//! start at multiples of the size. Blocks that would cross the boundary form *groups* of one
-//! boundary each; then the same holds in each group, and the rest of a group is unused.
+//! never crosses one. Its blocks lie on a fixed grid, whatever its chunks: the block of *slot* `i`
+//! starts at `i * size`. A chunk has those blocks that lie in it as a whole, so up to a block's
+//! bytes of it are unused where it starts at no multiple of the size. Place and slot determine each
+//! other for as long as the pool lives: a late free, whose chunk has been released, finds its own
+//! block or none. Blocks that would cross the boundary form *groups* of one boundary each; then each
+//! group has a grid of its own, and the rest of a group is unused. In a span that is aligned to
+//! less than the boundary, they cross no multiple of its alignment instead.
 
 use super::error::CreateError;
 use crate::addr::Iova;
@@ -84,9 +85,7 @@ pub(super) struct Layout {
     /// How many blocks a group has.
     group_blocks: u64,
     by_group: Divider,
-    /// Whether a chunk can start at a place that is no multiple of the size.
-    skewed: bool,
-    /// Whether a block's place is its slot times its size: no groups, no skews.
+    /// Whether a block's place is its slot times its size: no groups.
     plain: bool,
     /// log2 of a unit's bytes.
     unit_shift: u32,
@@ -108,7 +107,7 @@ impl Layout {
         size: usize,
         align: usize,
         boundary: usize,
-        start: (usize, Iova),
+        (addr, iova): (usize, Iova),
     ) -> Result<Self, CreateError> {
         if size == 0 || i32::try_from(size).is_err() {
             return Err(CreateError::Size { size });
@@ -120,64 +119,64 @@ impl Layout {
         let rounded =
             (size.max(16) as u64).checked_next_multiple_of(align_bytes).unwrap_or(u64::MAX);
         let too_large = CreateError::TooLarge { size: rounded, limit: LARGEST };
-        let least = Order::for_bytes(rounded).ok_or(too_large)?;
+        let fits = Order::for_bytes(rounded).ok_or(too_large)?;
         let limit = boundary as u64;
         if boundary != 0 && !(limit.is_power_of_two() && limit >= rounded) {
             return Err(CreateError::Boundary { boundary, size: rounded });
         }
-        let unit_shift = if least > Order::HUGE { 30 } else { 21 };
+        let have = 1 << (addr as u64 | iova.raw()).trailing_zeros().min(63);
+        let needed = align_bytes.max(if boundary == 0 { 1 } else { limit.min(bytes_of(fits)) });
+        if needed > have {
+            return Err(CreateError::Base { needed, have, addr, iova });
+        }
+        let unit_shift = if fits > Order::HUGE { 30 } else { 21 };
         let unit = 1u64 << unit_shift;
-        let grouped = boundary != 0 && !limit.is_multiple_of(rounded) && limit < unit;
-        let group_shift = if grouped { limit.trailing_zeros() } else { unit_shift };
+        let within = limit.min(have);
+        let grouped = boundary != 0 && !within.is_multiple_of(rounded) && within < unit;
+        let group_shift = if grouped { within.trailing_zeros() } else { unit_shift };
         let group_blocks = (1 << group_shift) / rounded;
         let slots = (unit >> group_shift) * group_blocks;
-        let skewed = least <= Order::HUGE && !bytes_of(least).is_multiple_of(rounded);
         let mut layout = Self {
             size: rounded,
             by_size: ExactDivider::new(rounded),
             group_shift,
             group_blocks,
             by_group: Divider::new(group_blocks),
-            skewed,
-            plain: !grouped && !skewed,
+            plain: !grouped,
             unit_shift,
             // At most 2^17.
             slots: u32::try_from(slots).unwrap_or(u32::MAX),
             range_align: align_bytes.max(limit.min(unit)),
-            first: least,
-            least,
-            most: least,
+            first: fits,
+            least: fits,
+            most: fits,
         };
-        layout.choose_orders(align_bytes, limit, start)?;
+        layout.choose_orders();
         Ok(layout)
     }
 
-    /// Sets the orders of chunks: the first is the smallest that wastes at most an eighth of
-    /// itself, the largest 2 MiB, unless blocks are larger, or the span is aligned to less than a
-    /// boundary that blocks must not cross.
-    fn choose_orders(
-        &mut self,
-        align: u64,
-        boundary: u64,
-        (addr, iova): (usize, Iova),
-    ) -> Result<(), CreateError> {
-        let have = 1 << (addr as u64 | iova.raw()).trailing_zeros().min(63);
-        let least_bytes = bytes_of(self.least);
-        let needed = align.max(if boundary == 0 { 1 } else { boundary.min(least_bytes) });
-        if needed > have {
-            return Err(CreateError::Base { needed, have, addr, iova });
+    /// Sets the orders of chunks. The smallest one always has a block, wherever it lies; at most a
+    /// quarter of the first one can be unused; the largest has 2 MiB, unless blocks are larger.
+    fn choose_orders(&mut self) {
+        // None if a block is larger than 2 MiB.
+        let orders = (self.least.get()..=Order::HUGE.get()).filter_map(Order::new);
+        let mut holding = orders.filter(|&order| self.fewest_in(order) > 0).peekable();
+        let Some(&least) = holding.peek() else { return };
+        let unused = |order: Order| bytes_of(order) - self.fewest_in(order) * self.size;
+        let first = holding.find(|&order| unused(order) * 4 <= bytes_of(order));
+        (self.least, self.first, self.most) = (least, first.unwrap_or(least), Order::HUGE);
+    }
+
+    /// Returns how many blocks a chunk of this order has at least, wherever it lies.
+    fn fewest_in(&self, order: Order) -> u64 {
+        let bytes = bytes_of(order);
+        if bytes >> self.group_shift > 0 {
+            return self.blocks_in(bytes).into();
         }
-        if self.least > Order::HUGE {
-            return Ok(());
-        }
-        let keeps = |order: &Order| boundary.min(bytes_of(*order)) <= have;
-        let orders = || (self.least.get()..=Order::HUGE.get()).filter_map(Order::new).filter(keeps);
-        let waste =
-            |order: Order| bytes_of(order) - u64::from(self.blocks_in(bytes_of(order))) * self.size;
-        self.first =
-            orders().find(|&order| waste(order) * 8 <= bytes_of(order)).unwrap_or(self.least);
-        self.most = orders().next_back().unwrap_or(self.least);
-        Ok(())
+        // A chunk starts at a multiple of its bytes. From there to the next multiple of the size,
+        // all but their common divisor can lie.
+        let common = 1 << self.size.trailing_zeros().min(bytes.trailing_zeros());
+        bytes.saturating_sub(self.size - common) / self.size
     }
 
     /// Returns how many bytes of a block may be used.
@@ -196,37 +195,29 @@ impl Layout {
         self.slots
     }
 
-    pub(super) fn is_skewed(&self) -> bool {
-        self.skewed
-    }
-
     pub(super) fn range_align(&self) -> u64 {
         self.range_align
     }
 
-    /// Returns how many blocks the first `bytes` bytes of a unit hold, or of a group if that is
-    /// longer.
+    /// Returns how many blocks the first `bytes` bytes of a unit hold: no chunk of so many bytes has
+    /// more, wherever it lies.
     pub(super) fn blocks_in(&self, bytes: u64) -> u32 {
         let (groups, rest) = (bytes >> self.group_shift, bytes & ((1 << self.group_shift) - 1));
         let blocks = groups * self.group_blocks + (rest / self.size).min(self.group_blocks);
         u32::try_from(blocks).unwrap_or(u32::MAX)
     }
 
-    /// Returns the skew and the first slot of a chunk that starts at `place` in its unit.
-    pub(super) fn chunk_at(&self, place: u64) -> (u32, u32) {
+    /// Returns the first slot and the number of blocks of a chunk of `bytes` bytes at `place` in its
+    /// unit.
+    pub(super) fn chunk_at(&self, place: u64, bytes: u64) -> (u32, u32) {
         let (group, within) = (place >> self.group_shift, place & ((1 << self.group_shift) - 1));
-        // Below a block's size, and below the number of slots.
-        let narrow = |value| u32::try_from(value).unwrap_or(u32::MAX);
-        (narrow(within % self.size), narrow(group * self.group_blocks + within / self.size))
+        let in_group = within.div_ceil(self.size).min(self.group_blocks);
+        // At most the number of slots.
+        let first = u32::try_from(group * self.group_blocks + in_group).unwrap_or(u32::MAX);
+        (first, self.blocks_in(place + bytes).saturating_sub(first))
     }
 
-    /// Whether a block's place is its slot times its size.
-    #[inline(always)]
-    pub(super) fn is_plain(&self) -> bool {
-        self.plain
-    }
-
-    /// Returns the slot of a place less its skew; `None` if no block starts there.
+    /// Returns the slot of a place; `None` if no block starts there.
     #[inline(always)]
     pub(super) fn slot_at(&self, place: u64) -> Option<u32> {
         let (group, within) = if self.plain {
@@ -242,9 +233,12 @@ impl Layout {
         Some((group * self.group_blocks + block) as u32)
     }
 
-    /// Returns the place of a slot less its skew.
+    /// Returns the place of a slot.
     #[inline(always)]
     pub(super) fn place_of(&self, slot: u64) -> u64 {
+        if self.plain {
+            return slot * self.size;
+        }
         let group = self.by_group.quotient(slot);
         (group << self.group_shift) + (slot - group * self.group_blocks) * self.size
     }
@@ -304,9 +298,19 @@ mod tests {
     }
 
     #[test]
-    fn a_span_aligned_to_less_than_the_boundary_gets_small_chunks() {
-        let layout = Layout::new(64, 0, 1 << 20, (4096, Iova::new(0))).unwrap();
-        assert_eq!(layout.next_order(1 << 30), Order::PAGE);
+    fn a_span_aligned_to_less_than_the_boundary_has_blocks_within_its_alignment() {
+        let start = (3 * 4096, Iova::new(5 * 4096));
+        for size in [64, 192, 1500, 3000, 4096] {
+            let layout = Layout::new(size, 0, 8192, start).unwrap();
+            assert_eq!((layout.least, layout.most), (Order::PAGE, Order::HUGE));
+            for slot in 0..layout.slots().into() {
+                let place = layout.place_of(slot);
+                for start in [start.0 as u64, start.1.raw()] {
+                    let (first, last) = (start + place, start + place + layout.size() - 1);
+                    assert_eq!(first >> 13, last >> 13, "{size}, slot {slot}");
+                }
+            }
+        }
         let refused = Layout::new(5000, 1, 8192, (4096, Iova::new(0)));
         assert!(matches!(refused, Err(CreateError::Base { needed: 8192, have: 4096, .. })));
         let refused = Layout::new(64, 64, 0, (4096 + 16, Iova::new(0)));
@@ -339,19 +343,61 @@ mod tests {
             [0, 4096, 8192, 12288, 1 << 20, 2 << 20, 1 << 40].map(|b| small.next_order(b).get());
         assert_eq!(orders, [0, 0, 1, 2, 8, 9, 9]);
         assert_eq!(layout(2100, 0, 0).unwrap().next_order(0).get(), 2);
+        // At most a quarter of the first one is unused, wherever it lies.
+        let first = [1000, 1500, 40_000].map(|size| layout(size, 0, 0).unwrap().first.get());
+        assert_eq!(first, [1, 2, 6]);
         assert_eq!(layout(2 << 20, 0, 0).unwrap().next_order(0).get(), 9);
         assert_eq!(layout((2 << 20) + 1, 0, 0).unwrap().next_order(0).get(), 18);
+    }
+
+    /// What the documentation of [`Builder::build`](super::super::Builder::build) says of the
+    /// smallest chunk.
+    #[test]
+    fn the_smallest_chunk_holds_a_block_wherever_it_lies() {
+        for (size, boundary, kib) in [
+            (16, 0, 4),
+            (1500, 0, 4),
+            (2047, 0, 4),
+            (2048, 0, 4),
+            (2049, 0, 8),
+            (3072, 0, 8),
+            (3000, 4096, 4),
+            (3000, 8192, 8),
+            (4096, 0, 4),
+            (5000, 0, 16),
+            (5000, 8192, 8),
+            (5000, 1 << 30, 16),
+            (700_000, 0, 2048),
+            (1_200_000, 0, 2048),
+            (2 << 20, 0, 2048),
+            (3 << 20, 0, 1 << 20),
+        ] {
+            let layout = layout(size, 0, boundary).unwrap();
+            assert_eq!(bytes_of(layout.least) >> 10, kib, "{size} bytes, boundary {boundary}");
+        }
+    }
+
+    /// A chunk that ends within a block has no part of it, nor has the next one.
+    #[test]
+    fn a_block_that_two_chunks_share_is_in_neither() {
+        let layout = layout(1500, 0, 0).unwrap();
+        let chunks = [0, 4096, 8192, 12_288].map(|place| layout.chunk_at(place, 4096));
+        assert_eq!(chunks, [(0, 2), (3, 2), (6, 2), (9, 1)]);
+        assert_eq!((layout.fewest_in(Order::PAGE), layout.blocks_in(4096)), (1, 2));
+        // The last group of a boundary ends before its grid does.
+        let grouped = self::layout(1500, 0, 8192).unwrap();
+        assert_eq!([4096, 12_288].map(|at| grouped.chunk_at(at, 4096)), [(3, 2), (8, 2)]);
     }
 
     /// A state behind the last would be in no line of states, or that of the next group's block.
     #[test]
     fn no_slot_is_behind_the_last_of_a_unit_or_group() {
         let large = layout(16_700_000, 0, 0).unwrap();
-        assert_eq!((large.slots(), large.is_plain()), (64, true));
+        assert_eq!((large.slots(), large.plain), (64, true));
         assert_eq!(large.slot_at(63 * 16_700_000), Some(63));
         assert_eq!(large.slot_at(64 * 16_700_000), None);
         let grouped = layout(192, 0, 4096).unwrap();
-        assert_eq!((grouped.slots(), grouped.is_plain()), (512 * 21, false));
+        assert_eq!((grouped.slots(), grouped.plain), (512 * 21, false));
         for (block, slot) in [(20, Some(20)), (21, None)] {
             assert_eq!(grouped.slot_at(block * 192), slot);
             let last_group = 511 * 4096;
@@ -394,21 +440,17 @@ mod tests {
                 let aligned = orders.find(|&o| start.is_multiple_of(4096 << o)).unwrap();
                 let order = Order::new(aligned.max(layout.least.get())).unwrap();
                 prop_assume!(start.is_multiple_of(bytes_of(order)));
-                let (skew, first) = layout.chunk_at(start);
-                prop_assert!(layout.is_skewed() || skew == 0);
+                let (first, blocks) = layout.chunk_at(start, bytes_of(order));
                 prop_assert!(first >= next_slot);
-                let blocks = layout.blocks_in(bytes_of(order));
+                prop_assert!(u64::from(blocks) >= layout.fewest_in(order).max(1));
+                prop_assert!(blocks <= layout.blocks_in(bytes_of(order)));
                 for slot in first..first + blocks {
-                    let place = layout.place_of(slot.into());
-                    let at = place + u64::from(skew);
-                    prop_assert_eq!(layout.slot_at(place), Some(slot));
-                    prop_assert_eq!(layout.slot_at(place + 1), None);
+                    let at = layout.place_of(slot.into());
+                    prop_assert_eq!(layout.slot_at(at), Some(slot));
+                    prop_assert_eq!(layout.slot_at(at + 1), None);
                     prop_assert!(at >= start && at + layout.size() <= start + bytes_of(order));
                     prop_assert_eq!(at >> boundary, (at + layout.size() - 1) >> boundary);
                     prop_assert!(at.is_multiple_of(align.max(1) as u64));
-                    // The chunk's skew is recorded here.
-                    let recorded = place + layout.size() - 1;
-                    prop_assert!(recorded >= start && recorded < start + bytes_of(order));
                 }
                 next_slot = first + blocks;
                 prop_assert!(next_slot <= layout.slots());

@@ -45,9 +45,8 @@ pub struct DmaPool(Handle);
 /// # What a pool takes
 /// Besides its blocks a pool has 8 bytes for each 2 MiB of its source's span, and, for each aligned
 /// 2 MiB of the span in which it ever had a chunk (1 GiB for blocks of more than 2 MiB), 1 byte for
-/// each block that fits in there and about 100 more; where chunks need not start at multiples of a
-/// block's size, also 4 bytes for each page. They stay until the pool ends, since a late free must
-/// find them. So a pool never takes more than the span's length divided by the size of a block, but
+/// each block that fits in there and about 100 more. They stay until the pool ends, since a late
+/// free must find them. So a pool never takes more than the span's length divided by the size of a block, but
 /// it may take that for few blocks: 128 KiB for one chunk of 4 KiB with blocks of 16 bytes, 32
 /// times its bytes, and as much for each other 2 MiB in which it then has such a chunk, also after
 /// it has released the one before. A source that scatters small chunks over a long span, or moves
@@ -95,9 +94,8 @@ impl Builder {
     }
 
     /// The pool acquires no chunk once it has this many blocks. Its last chunk may take it past
-    /// that, by less than the blocks of the smallest chunk: one of 4 KiB, or of the least power of
-    /// two of pages that a longer block fits in (1 GiB for one of more than 2 MiB). An alloc that
-    /// would need more is refused with [`AllocError::Maximum`]. No maximum unless set.
+    /// that, by less than the blocks of the [smallest chunk](Self::build). An alloc that would need
+    /// more is refused with [`AllocError::Maximum`]. No maximum unless set.
     pub fn maximum(self, blocks: u64) -> Self {
         Self { maximum: blocks, ..self }
     }
@@ -120,8 +118,10 @@ impl Builder {
     /// Builds a pool whose chunks come from `source`, of which it keeps a clone: an arena, or an
     /// `Arc` of any source.
     ///
-    /// The source's span has at least the bytes of one chunk: 4 KiB, or the least power of two of
-    /// pages that a longer block fits in (1 GiB for one of more than 2 MiB).
+    /// The source's span has at least the bytes of the smallest chunk, which has a block wherever it
+    /// lies: the least power of two of pages that a block fits in, or twice that, up to 2 MiB, if
+    /// more than half of it is a block and neither the size nor the boundary is that power of two.
+    /// 1 GiB for blocks of more than 2 MiB.
     ///
     /// # Errors
     /// [`CreateError`], which names the argument and its limit. Nothing stays acquired.

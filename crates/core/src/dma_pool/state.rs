@@ -1,6 +1,6 @@
 //! The state byte of a block.
 
-use crate::sync::{AtomicU8, Ordering, relax};
+use crate::sync::{AtomicU8, Ordering};
 
 /// The state byte of a block.
 ///
@@ -10,8 +10,7 @@ use crate::sync::{AtomicU8, Ordering, relax};
 /// must [claim](Self::claim) the block.
 ///
 /// A number moves between threads through the depot's lock, which orders the accesses; the program
-/// orders its own alloc and free of a block. So they are relaxed, but for what
-/// [`claim_if`](Self::claim_if) needs.
+/// orders its own alloc and free of a block. So they are relaxed.
 #[derive(Debug)]
 pub(super) struct State(AtomicU8);
 
@@ -25,8 +24,6 @@ impl State {
     pub(super) const OWNED: u8 = 3;
     /// Free, and its number is set aside by a shrink, which may remove its chunk.
     pub(super) const LISTED: u8 = 4;
-    /// Raw, and a free of it looks whether it is the block that was meant.
-    const CLAIMED: u8 = 5;
 
     pub(super) fn new(state: u8) -> Self {
         Self(AtomicU8::new(state))
@@ -40,8 +37,7 @@ impl State {
     /// Changes the state of a block that the caller holds exclusively.
     #[inline(always)]
     pub(super) fn set(&self, state: u8) {
-        // Release: with the skew of the block's chunk, for `claim_if`.
-        self.0.store(state, Ordering::Release);
+        self.0.store(state, Ordering::Relaxed);
     }
 
     /// Frees a raw block; `false` if it is not one. Of several callers for one allocation exactly
@@ -52,27 +48,5 @@ impl State {
     #[inline(always)]
     pub(super) fn claim(&self) -> bool {
         self.0.compare_exchange(Self::RAW, Self::FREE, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    }
-
-    /// As [`claim`](Self::claim), if `is_right` then returns true: it is the block that the caller
-    /// means. Otherwise the block stays as it is.
-    ///
-    /// For layouts in which the block of a slot starts elsewhere in another chunk: while a late
-    /// free looked its block up, that chunk may have been released, and another one acquired there.
-    pub(super) fn claim_if(&self, is_right: impl FnOnce() -> bool) -> bool {
-        let mut attempts = 0;
-        // Acquire: with the skew of the chunk that has the block now. The state keeps that chunk.
-        while let Err(other) =
-            self.0.compare_exchange(Self::RAW, Self::CLAIMED, Ordering::Acquire, Ordering::Relaxed)
-        {
-            if other != Self::CLAIMED {
-                return false;
-            }
-            relax(attempts);
-            attempts = attempts.saturating_add(1);
-        }
-        let right = is_right();
-        self.set(if right { Self::FREE } else { Self::RAW });
-        right
     }
 }

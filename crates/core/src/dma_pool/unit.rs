@@ -3,8 +3,6 @@
 use super::layout::Layout;
 use super::state::State;
 use crate::addr::Iova;
-use crate::frame::Frame;
-use crate::sync::{AtomicU32, Ordering};
 use alloc::boxed::Box;
 use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
@@ -98,8 +96,6 @@ pub(super) struct Unit {
     pub(super) first: u32,
     /// The states of all slots.
     lines: Box<[Line]>,
-    /// The skew of the chunk that each frame belongs to; empty if all are 0.
-    skews: Box<[AtomicU32]>,
     pub(super) made: Made,
 }
 
@@ -117,14 +113,12 @@ impl Unit {
         first: u32,
     ) -> Result<Self, TryReserveError> {
         let line = |_| Line(core::array::from_fn(|_| State::new(State::ABSENT)));
-        let frames = if layout.is_skewed() { 1 << (layout.unit_shift() - 12) } else { 0 };
         Ok(Self {
             pool,
             base,
             iova,
             first,
             lines: list(layout.slots().div_ceil(64) as usize, line)?.into(),
-            skews: list(frames, |_| AtomicU32::new(0))?.into(),
             made: Made::new(),
         })
     }
@@ -147,16 +141,7 @@ impl Unit {
     /// Returns the slot of the block that starts at `place` bytes in the unit; `None` if none can.
     #[inline(always)]
     pub(super) fn slot_at(&self, layout: &Layout, place: u64) -> Option<Slot<'_>> {
-        let mut straight = place;
-        if layout.is_skewed() {
-            let skew = self.skew(place);
-            straight = place.checked_sub(skew)?;
-            // Behind the last block of a chunk, the slot may be one of the next chunk.
-            if self.skew(straight + layout.size() - 1) != skew {
-                return None;
-            }
-        }
-        let index = layout.slot_at(straight)?;
+        let index = layout.slot_at(place)?;
         // SAFETY: `Layout::slot_at` returns indices of the layout only.
         Some(unsafe { self.slot(self.first | index) })
     }
@@ -188,23 +173,10 @@ impl Unit {
         unsafe { core::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * 64) }
     }
 
-    /// Returns the bytes of its states and of what it knows of its chunks.
+    /// Returns the bytes of its states and of itself.
     #[cfg(any(feature = "bench-internals", all(test, not(loom))))]
     pub(super) fn metadata_bytes(&self) -> usize {
-        size_of_val(&*self.lines) + size_of_val(&*self.skews) + size_of::<Self>()
-    }
-
-    fn skew(&self, place: u64) -> u64 {
-        let frame = usize::try_from(place / Frame::BYTES).unwrap_or(usize::MAX);
-        self.skews.get(frame).map_or(0, |skew| skew.load(Ordering::Relaxed).into())
-    }
-
-    pub(super) fn set_skews(&self, place: u64, bytes: u64, skew: u32) {
-        let (first, frames) = (place / Frame::BYTES, bytes.div_ceil(Frame::BYTES));
-        let narrow = |value| usize::try_from(value).unwrap_or(usize::MAX);
-        for entry in self.skews.iter().skip(narrow(first)).take(narrow(frames)) {
-            entry.store(skew, Ordering::Relaxed);
-        }
+        size_of_val(&*self.lines) + size_of::<Self>()
     }
 }
 
@@ -238,16 +210,6 @@ impl<'u> Slot<'u> {
         unsafe { self.unit.states().get_unchecked(self.index() as usize) }
     }
 
-    /// Returns where the block starts, in bytes from the start of the unit.
-    #[inline(always)]
-    fn place(self, layout: &Layout) -> u64 {
-        if layout.is_plain() {
-            return u64::from(self.index()) * layout.size();
-        }
-        let straight = layout.place_of(self.index().into());
-        straight + self.unit.skew(straight + layout.size() - 1)
-    }
-
     /// Returns both addresses of the block.
     ///
     /// # Safety
@@ -255,6 +217,6 @@ impl<'u> Slot<'u> {
     #[inline(always)]
     pub(super) unsafe fn block(self, layout: &Layout) -> RawBlock {
         // SAFETY: where a chunk has, or had, the block.
-        unsafe { self.unit.block_at(self.place(layout)) }
+        unsafe { self.unit.block_at(layout.place_of(self.index().into())) }
     }
 }

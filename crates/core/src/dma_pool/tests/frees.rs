@@ -201,17 +201,42 @@ fn a_block_frees_itself_unless_it_is_made_raw() {
 }
 
 #[test]
-fn the_rest_of_a_chunk_is_not_the_next_ones_block() {
+fn a_free_of_what_two_chunks_share_is_refused() {
     let heap = heap(2);
     heap.largest.store(0, std::sync::atomic::Ordering::Relaxed);
-    let pool = pool(&heap, 3000);
+    let pool = pool(&heap, 1500);
     let mut local = pool.local();
-    let (first, second) = (local.alloc_raw().unwrap(), local.alloc_raw().unwrap());
-    assert_eq!(first.iova().raw() + 4096, second.iova().raw());
-    // Their slots are neighbours, as if the second one started here.
-    assert!(matches!(local.free_raw(moved(first, 3000)), Err(FreeError::Misaligned { .. })));
-    local.free_raw(second).unwrap();
-    local.free_raw(first).unwrap();
+    let blocks: Vec<_> = (0..3).map(|_| local.alloc_raw().unwrap()).collect();
+    let from_first = |block: &RawBlock| block.iova().raw() - blocks[0].iova().raw();
+    assert_eq!(blocks.iter().map(from_first).collect::<Vec<_>>(), [0, 1500, 4500]);
+    // From 3000 to 4500, it would be in both.
+    let between = moved(blocks[0], 3000);
+    assert!(matches!(local.free_raw(between), Err(FreeError::Misaligned { .. })));
+    blocks.iter().for_each(|&block| local.free_raw(block).unwrap());
+    assert!(matches!(local.free_raw(between), Err(FreeError::Misaligned { .. })));
+}
+
+/// The chunk of a block is released, and another one acquired there that has only a part of it.
+#[test]
+fn a_late_free_finds_its_own_block_or_none() {
+    use std::sync::atomic::Ordering;
+    let heap = heap(2);
+    // 1,500 bytes: no block of a chunk of two pages starts at the second one, but one ends there.
+    heap.largest.store(1, Ordering::Relaxed);
+    let pool = super::subject::build(&heap, 1500, 0, 0).unwrap();
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..5).map(|_| local.alloc_raw().unwrap()).collect();
+    assert!(pool.stats().bytes == 8192 && pool.stats().blocks == 5);
+    blocks.iter().for_each(|&block| local.free_raw(block).unwrap());
+    local.flush();
+    assert_eq!(pool.shrink(), 8192);
+    heap.largest.store(0, Ordering::Relaxed);
+    let second: Vec<_> = (0..4).map(|_| local.alloc_raw().unwrap()).collect();
+    assert_eq!((pool.stats().bytes, pool.stats().blocks), (8192, 4));
+    assert!(second.iter().all(|block| blocks.contains(block)), "the grid is the same");
+    let gone = blocks.iter().find(|block| !second.contains(block)).unwrap();
+    assert!(matches!(local.free_raw(*gone), Err(FreeError::Misaligned { .. })));
+    second.iter().for_each(|&block| local.free_raw(block).unwrap());
 }
 
 #[test]

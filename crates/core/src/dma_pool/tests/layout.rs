@@ -54,17 +54,42 @@ fn blocks_are_aligned_apart_and_cross_no_boundary() {
     }
 }
 
+/// Each has the blocks of the one grid of its unit that lie in it.
 #[test]
-fn single_pages_are_enough_for_blocks_of_a_page_or_less() {
-    for (size, per_page) in [(64, 64), (192, 21), (1500, 2), (3000, 1), (4096, 1)] {
+fn single_pages_are_enough_for_blocks_of_half_a_page() {
+    for size in [64, 192, 1500, 2047, 2048, 4096] {
         let heap = heap(2);
         heap.largest.store(0, std::sync::atomic::Ordering::Relaxed);
         let pool = pool(&heap, size);
         let blocks: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
-        assert_eq!(blocks.len(), 512 * per_page, "{size}");
+        let within = |block: &usize| block * size / 4096 == (block * size + size - 1) / 4096;
+        assert_eq!(blocks.len(), (0..(2 << 20) / size).filter(within).count(), "{size}");
         for block in blocks {
             pool.free_raw(block).unwrap();
         }
+    }
+}
+
+/// Two pages have one wherever they lie; a single one may have none, and is not asked for.
+#[test]
+fn longer_blocks_take_twice_the_pages_that_one_fits_in() {
+    use std::sync::atomic::Ordering;
+    let heap = heap(2);
+    heap.largest.store(0, Ordering::Relaxed);
+    let pool = pool(&heap, 3000);
+    assert!(pool.alloc_raw().is_err());
+    heap.largest.store(1, Ordering::Relaxed);
+    let blocks = std::iter::from_fn(|| pool.alloc_raw().ok()).count();
+    let within = |block: &usize| block * 3000 / 8192 == (block * 3000 + 2999) / 8192;
+    assert_eq!(blocks, (0..(2 << 20) / 3000).filter(within).count());
+}
+
+#[test]
+fn large_chunks_waste_nothing_on_odd_sizes() {
+    for size in [192, 3000, 9216, 700_000] {
+        let heap = heap(2);
+        let pool = limited(&heap, size, (2 << 20) / size as u64, u64::MAX).unwrap();
+        assert_eq!((pool.stats().chunks, pool.stats().bytes), (1, 2 << 20), "{size}");
     }
 }
 
