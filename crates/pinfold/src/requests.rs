@@ -84,7 +84,7 @@
 //!   is quarantined too.
 //! - **Memory** is allocated by [`Requests::new`], and by `arm` for its descriptor. `begin`, the
 //!   calls of the driver, `poll` and `wait` allocate nothing, if the caller's `Vec` has room, the
-//!   domain needs no table page, and nothing fails.
+//!   domain needs no further window or table page, and nothing fails.
 //! - **A driver that takes payloads by value**, as that of an NVMe controller does, is
 //!   [lent](Requests::begin_lent) those of a request, and gives them back with its completion.
 //!
