@@ -4,8 +4,11 @@
 //! Several owners map, revoke and unmap buffers of 4 KiB to 2 MiB behind the software IOMMU, one by
 //! one and in batches, through the domain and through handles with windows of their own; they pass
 //! mappings to each other and give up their handles. Meanwhile devices do DMA at random. Every page
-//! carries tags that say whose it is ([`tag`]), so that the reader of a page knows at once whether
-//! it should have. Table pages are so few that they are constantly retired and used again; free
+//! carries tags that say whose it is ([`world`]), so that the reader of a page knows at once whether
+//! it should have. Owners that use request loops mix payloads that stay mapped with others, accesses
+//! within a request, and requests of no payload; they lose requests and complete them after all, drop
+//! loops with requests outstanding, and find units that hang and fail: then no byte is missing that
+//! is not counted. Table pages are so few that they are constantly retired and used again; free
 //! ones are poisoned. The addresses lie around multiples of 1 GiB. The times of the IOMMU are drawn
 //! from the seed of each [`round`].
 //!
@@ -22,7 +25,7 @@
 
 use owner::Through;
 use pinfold_core::known_bad::Mistake;
-use round::{Fault, Outcome, Size, play};
+use round::{Careless, Fault, Outcome, Size, Trouble, play};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -66,15 +69,28 @@ fn the_stack_without_mistakes_is_clean() {
     let start = Instant::now();
     let mut sum = Outcome::default();
     let (mut rounds, mut caching, mut peak) = (0, 0, 0);
-    let (mut by_handle, mut by_loop) = (0, 0);
+    let (mut by_handle, mut by_loop, mut hung) = (0, 0, 0);
     for seed in first_seed().. {
         let outcome = play(seed, None, None, ROUND);
         assert_eq!(outcome.caught, None);
         let stats = outcome.stats;
         let lost = (stats.live, stats.quarantined, stats.deferred, stats.windows);
-        assert_eq!(lost, (0, 0, 0, 0), "seed {seed}");
-        assert_eq!(stats.unmaps, stats.maps, "seed {seed}: {stats:?}");
+        match outcome.trouble {
+            Trouble::None => {
+                assert_eq!(lost, (0, 0, 0, 0), "seed {seed}");
+                assert_eq!(stats.unmaps, stats.maps, "seed {seed}: {stats:?}");
+            }
+            Trouble::Drops => assert_eq!(
+                (stats.quarantined, stats.deferred),
+                (outcome.quarantined, 0),
+                "seed {seed}"
+            ),
+            // Nothing completes any more, and what is late may complete.
+            Trouble::Fails => assert_eq!(stats.deferred, 0, "seed {seed}"),
+            Trouble::Hangs => assert_eq!(stats.quarantined, 0, "seed {seed}"),
+        }
         rounds += 1;
+        hung += u64::from(outcome.trouble == Trouble::Hangs && stats.deferred > 0);
         caching += u64::from(outcome.caching_mode);
         sum.accesses += outcome.accesses;
         sum.landed += outcome.landed;
@@ -83,6 +99,11 @@ fn the_stack_without_mistakes_is_clean() {
         sum.late += outcome.late;
         sum.large += outcome.large;
         sum.remote += outcome.remote;
+        sum.without_payloads += outcome.without_payloads;
+        sum.mixed += outcome.mixed;
+        sum.fixed += outcome.fixed;
+        sum.lost += outcome.lost;
+        sum.quarantined += outcome.quarantined;
         match outcome.through {
             Some(Through::Handles) => by_handle += outcome.maps,
             Some(Through::Requests) => by_loop += outcome.maps,
@@ -93,10 +114,13 @@ fn the_stack_without_mistakes_is_clean() {
             && sum.no_pages > 10
             && sum.large > 10
             && sum.late > 10
-            && sum.remote > 10;
+            && sum.remote > 10
+            && sum.without_payloads.min(sum.mixed).min(sum.fixed) > 3;
+        let troubled = hung > 0 && sum.lost > 0 && sum.quarantined > 0;
         let enough = sum.accesses >= least
             && rounds >= 24
             && kinds
+            && troubled
             && caching > 1
             && peak > 2
             && by_handle > 100
@@ -129,6 +153,8 @@ fn the_stack_without_mistakes_is_clean() {
     );
     assert!(by_handle > 100 && by_loop > 100, "{by_handle}, {by_loop}");
     assert!(sum.remote > 10, "{sum:?}");
+    assert!(sum.without_payloads.min(sum.mixed).min(sum.fixed) > 3, "{sum:?}");
+    assert!(hung > 0 && sum.lost > 0 && sum.quarantined > 0, "{hung}, {sum:?}");
 }
 
 /// 196 owners and four devices in one domain, for as long as `PINFOLD_ADVERSARY_SOAK_SECONDS` says
@@ -164,11 +190,18 @@ fn a_soak_of_200_threads_is_clean() {
     }
 }
 
-/// The mistake of a round: a decision of the stack, or a queue.
+/// The mistake of a round: a decision of the stack, a queue, or a request loop.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
     Stack(Mistake),
     Queue(Fault),
+    Loop(Careless),
+}
+
+impl From<Careless> for Wrong {
+    fn from(careless: Careless) -> Self {
+        Self::Loop(careless)
+    }
 }
 
 impl From<Mistake> for Wrong {
@@ -254,4 +287,14 @@ caught! {
     a_flush_of_the_first_unit_alone_is_caught Fault::FirstUnitOnly,
     #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
     an_abort_taken_for_completion_is_caught Fault::AbortIsCompletion,
+}
+
+#[test]
+fn a_loop_whose_drop_ends_requests_is_caught() {
+    caught(Careless::DropEnds, Some(Through::Requests));
+}
+
+#[test]
+fn a_loop_that_ends_what_is_lost_is_caught() {
+    caught(Careless::LostEnds, Some(Through::Requests));
 }

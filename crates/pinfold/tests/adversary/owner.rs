@@ -2,13 +2,15 @@
 //! it again.
 
 use super::loops::Loop;
+use super::round::{Careless, Trouble};
 use super::world::{self, Kind, LIVE, Live, PAGE, Tag, World};
 use pinfold::soft::Random;
 use pinfold::{Arena, Buffer};
 use pinfold_core::access::{Access, Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{
-    BackendError, Domain, DomainLocal, MapError, MapManyError, Mapping, NotQuiesced, Unrevoked,
+    BackendError, Domain, DomainLocal, MapError, MapManyError, Mapping, NotQuiesced, Pinned,
+    Unrevoked,
 };
 use pinfold_core::invalidate::{WaitError, WaitLimit};
 use pinfold_core::table::TableError;
@@ -22,11 +24,15 @@ pub(crate) struct Shared<'w, 'd> {
     pub(crate) mail: &'w Mail,
     pub(crate) domain: &'d Domain,
     pub(crate) arena: &'w Arena,
+    /// Memory that stays mapped: payloads of request loops.
+    pub(crate) whole: Option<&'w Arena>,
     pub(crate) through: Through,
+    pub(crate) trouble: Trouble,
+    pub(crate) careless: Option<Careless>,
 }
 
 pub(crate) struct Owner<'w, 'd> {
-    shared: Shared<'w, 'd>,
+    pub(crate) shared: Shared<'w, 'd>,
     pub(crate) world: &'w World,
     handle: Handle,
     pub(crate) by_loop: Loop,
@@ -53,7 +59,7 @@ impl<'w, 'd> Owner<'w, 'd> {
             shared,
             world: shared.world,
             handle: shared.domain.local(),
-            by_loop: Loop::new(shared.domain, &mut random),
+            by_loop: Loop::new(shared, &mut random),
             number,
             first_slot: number * LIVE,
             halves: shared.through != Through::Domain && random.one_in(2),
@@ -264,6 +270,8 @@ impl<'w, 'd> Owner<'w, 'd> {
             | BackendError::RollbackIncomplete { flush: WaitError::TimedOut { .. }, .. } => {
                 self.world.counts.late.fetch_add(1, Relaxed);
             }
+            BackendError::MapNotFlushed { .. } | BackendError::RollbackIncomplete { .. }
+                if self.shared.trouble == Trouble::Fails => {}
             error => self.world.catch(|| format!("an owner's map failed: {error}")),
         }
         // The domain drops what is missing when its late flush has completed.
@@ -354,7 +362,15 @@ impl<'w, 'd> Owner<'w, 'd> {
         self.keep(buffer);
     }
 
+    /// Whether it is memory that stays mapped, which devices may write at any time.
+    pub(crate) fn stays(&self, buffer: &Buffer) -> bool {
+        buffer.fixed_iova(self.shared.domain.id()).is_some()
+    }
+
     pub(crate) fn keep(&mut self, buffer: Buffer) {
+        if self.stays(&buffer) {
+            return;
+        }
         world::write_kind(buffer.memory(), Kind::Owned);
         self.kept.push(buffer);
         if self.kept.len() > KEPT {

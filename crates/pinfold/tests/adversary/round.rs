@@ -2,10 +2,10 @@
 
 use super::Wrong;
 use super::device::Device;
-use super::owner::{Mail, Owner, Shared, Through};
-use super::world::{self, Kind, World};
+use super::owner::{Mail, Owner, Shared, Through, at};
+use super::world::{self, Kind, PAGE, Tag, World};
 use pinfold::soft::{Effect, Random, SoftConfig, UnitQueue};
-use pinfold::{Arena, Domain, Source};
+use pinfold::{Arena, Domain, MappingPolicy, Source};
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::DomainStats;
 use pinfold_core::invalidate::{
@@ -19,8 +19,33 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const TRAP: usize = 2 << 20;
+/// Bytes of the memory that stays mapped.
+const WHOLE: u64 = 256 << 10;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
+
+/// What befalls a round.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum Trouble {
+    #[default]
+    None,
+    /// Owners drop their request loops, with requests outstanding.
+    Drops,
+    /// The unit fails: what it has not flushed by then never comes back.
+    Fails,
+    /// The unit hangs: as with one that fails, but nothing says so.
+    Hangs,
+}
+
+/// A mistake that a request loop could make, made by its driver in its place: it ends a request that
+/// the device still works on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Careless {
+    /// When the loop is dropped.
+    DropEnds,
+    /// When the request is lost.
+    LostEnds,
+}
 
 /// How large a round is.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +67,12 @@ pub(crate) struct Outcome {
     pub(crate) late: u64,
     pub(crate) large: u64,
     pub(crate) remote: u64,
+    pub(crate) without_payloads: u64,
+    pub(crate) mixed: u64,
+    pub(crate) fixed: u64,
+    pub(crate) lost: u64,
+    pub(crate) quarantined: u64,
+    pub(crate) trouble: Trouble,
     pub(crate) caching_mode: bool,
     pub(crate) through: Option<Through>,
     pub(crate) stats: DomainStats,
@@ -99,8 +130,24 @@ fn config(random: &mut Random, seed: u64, through: Through, owners: usize) -> So
         // Some windows have a page of their own, others have to do without.
         table_pages += random.index(8) + owners / 4;
     }
+    if through == Through::Requests {
+        // And those of what stays mapped.
+        table_pages += usize::from(config.levels) - 1;
+    }
     config.table_bytes = table_pages * 4096;
     config
+}
+
+/// Returns the trouble of a round, by its seed. Memory that is quarantined is never freed, so long
+/// runs have it in their first rounds only.
+fn trouble(seed: u64, through: Through, wrong: Option<Wrong>) -> Trouble {
+    match (through, wrong, seed / 7 % 5) {
+        (Through::Requests, Some(Wrong::Loop(Careless::DropEnds)), _) => Trouble::Drops,
+        (Through::Requests, None, 0) if seed < 200 => Trouble::Drops,
+        (Through::Requests, None, 1) if seed < 200 => Trouble::Fails,
+        (Through::Requests, None, 2) if seed < 200 => Trouble::Hangs,
+        _ => Trouble::None,
+    }
 }
 
 /// Keeps everything out of the domain but `regions`: what lies below them is the arena's.
@@ -133,14 +180,24 @@ fn through(seed: u64) -> Through {
 pub(crate) fn play(seed: u64, wrong: Option<Wrong>, asked: Option<Through>, size: Size) -> Outcome {
     let mut random = Random::new(seed);
     let through = asked.unwrap_or_else(|| through(seed));
-    let config = config(&mut random, seed, through, size.owners);
+    let trouble = trouble(seed, through, wrong);
+    let mut config = config(&mut random, seed, through, size.owners);
+    match trouble {
+        Trouble::None | Trouble::Drops => {}
+        Trouble::Fails => config.fail_from = Some(1 + random.below(6)),
+        Trouble::Hangs => {
+            config.hang_from = Some(1 + random.below(6));
+            config.timeout = Duration::from_micros(200);
+        }
+    }
     let (levels, caching_mode) = (config.levels, config.caching_mode);
     let regions = regions(&mut random, levels, size.owners);
-    let what = format!("seed {seed}, {through:?}, {config:?}");
-    let (mistake, fault) = match wrong {
-        None => (None, None),
-        Some(Wrong::Stack(mistake)) => (Some(mistake), None),
-        Some(Wrong::Queue(fault)) => (None, Some(fault)),
+    let what = format!("seed {seed}, {through:?}, {trouble:?}, {config:?}");
+    let (mistake, fault, careless) = match wrong {
+        None => (None, None, None),
+        Some(Wrong::Stack(mistake)) => (Some(mistake), None, None),
+        Some(Wrong::Queue(fault)) => (None, Some(fault), None),
+        Some(Wrong::Loop(careless)) => (None, None, Some(careless)),
     };
     let over = |unit, queue| Faulty::new(queue, unit, fault);
     // SAFETY: buffers are read and written through their atomics only (`tag`).
@@ -148,14 +205,25 @@ pub(crate) fn play(seed: u64, wrong: Option<Wrong>, asked: Option<Through>, size
     fence(&domain, &regions, 12 + 9 * u32::from(levels));
     let arena =
         Arena::builder().size(size.arena_bytes).source(Source::Plain).build(&domain).unwrap();
-    // Too small for the regions, so it has its range below 4 GiB; the rest of that is closed.
-    let end = arena.iova().raw() + size.arena_bytes;
-    fence_below(&domain, arena.iova().raw(), end);
+    // In caching mode even this map has a flush, which may be late.
+    let has_whole = through == Through::Requests && !caching_mode;
+    let whole = has_whole.then(|| whole(&domain));
+    // Too large for the regions, so it has its range below 4 GiB; the rest of that is closed.
+    fence_below(&domain, [Some(&arena), whole.as_ref()]);
     let trap = arena.alloc(TRAP).unwrap();
     world::write_kind(trap.memory(), Kind::Trap);
     let trap_at = trap.memory().addr() as u64;
     let (world, mail) = (World::new(size.owners), Mail::default());
-    let shared = Shared { world: &world, mail: &mail, domain: &domain, arena: &arena, through };
+    let shared = Shared {
+        world: &world,
+        mail: &mail,
+        domain: &domain,
+        arena: &arena,
+        whole: whole.as_ref(),
+        through,
+        trouble,
+        careless,
+    };
     let iommu = domain.soft_bus().unwrap();
     std::thread::scope(|scope| {
         for number in 0..size.devices {
@@ -188,8 +256,15 @@ pub(crate) fn play(seed: u64, wrong: Option<Wrong>, asked: Option<Through>, size
     }
     // Late flushes complete soon, now that nothing else is submitted.
     let soon = Instant::now() + Duration::from_secs(10);
-    while domain.release_late() > 0 && Instant::now() < soon {
+    while domain.release_late() > 0 && Instant::now() < soon && trouble != Trouble::Hangs {
         std::thread::sleep(Duration::from_millis(1));
+    }
+    // What no owner has is quarantined, or waits for a late flush, and is counted.
+    let stats = domain.stats();
+    let in_use = |arena: &Arena| arena.stats().frames_in_use * PAGE;
+    let missing = in_use(&arena) + whole.as_ref().map_or(0, in_use) - TRAP as u64;
+    if missing != stats.quarantined_bytes + stats.deferred_bytes {
+        world.catch(|| format!("{missing} bytes are missing: {stats:?}"));
     }
     let count = |count: &std::sync::atomic::AtomicU64| count.load(Relaxed);
     let counts = &world.counts;
@@ -202,17 +277,40 @@ pub(crate) fn play(seed: u64, wrong: Option<Wrong>, asked: Option<Through>, size
         late: count(&counts.late),
         large: count(&counts.large),
         remote: count(&counts.remote),
+        without_payloads: count(&counts.without_payloads),
+        mixed: count(&counts.mixed),
+        fixed: stats.maps_fixed,
+        lost: count(&counts.lost),
+        quarantined: count(&counts.quarantined),
+        trouble,
         caching_mode,
         through: Some(through),
-        stats: domain.stats(),
+        stats,
     }
 }
 
-fn fence_below(domain: &Domain, start: u64, end: u64) {
-    for (from, to) in [(0, start), (end, 4 * GIB)] {
-        if from < to {
-            domain.reserve_range(IovaRange::new(Iova::new(from), to - from).unwrap()).unwrap();
+/// Returns memory that stays mapped, tagged: devices reach it from now on.
+fn whole(domain: &Domain) -> Arena {
+    let whole = Arena::builder().size(WHOLE).source(Source::Plain);
+    let whole = whole.mapping_policy(MappingPolicy::Whole).build(domain).unwrap();
+    let all = whole.alloc(WHOLE as usize).unwrap();
+    world::write(all.memory(), |page| Tag::mapped(at(whole.iova(), page), 0));
+    whole
+}
+
+/// Keeps everything below 4 GiB out of the domain but the ranges of `arenas`.
+fn fence_below(domain: &Domain, arenas: [Option<&Arena>; 2]) {
+    let range = |arena: &Arena| (arena.iova().raw(), arena.iova().raw() + arena.len() as u64);
+    let mut ranges: Vec<_> = arenas.into_iter().flatten().map(range).collect();
+    ranges.sort_unstable();
+    let mut from = 0;
+    for (start, end) in ranges.into_iter().chain([(4 * GIB, 4 * GIB)]) {
+        let start = start.min(4 * GIB);
+        if from < start {
+            let range = IovaRange::new(Iova::new(from), start - from).unwrap();
+            domain.reserve_range(range).unwrap();
         }
+        from = end;
     }
 }
 

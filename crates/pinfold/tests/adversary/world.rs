@@ -46,6 +46,13 @@ pub(crate) struct Counts {
     pub(crate) large: AtomicU64,
     /// Mappings that ended at another owner than the one that made them.
     pub(crate) remote: AtomicU64,
+    /// Requests without payloads, and with two that are for different accesses.
+    pub(crate) without_payloads: AtomicU64,
+    pub(crate) mixed: AtomicU64,
+    /// Requests that were lost with their unit.
+    pub(crate) lost: AtomicU64,
+    /// Payloads that were at the device when their loop was dropped.
+    pub(crate) quarantined: AtomicU64,
 }
 
 pub(crate) struct World {
