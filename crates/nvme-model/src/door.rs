@@ -100,7 +100,10 @@ pub enum ModelEvent<'a> {
         valid: bool,
     },
     /// CC.EN was cleared, or the function was reset: all queues are gone.
-    Disabled,
+    Disabled {
+        /// The I/O commands that had been submitted and not fetched.
+        unfetched: u32,
+    },
     /// CC.SHN requested a shutdown, and it is complete.
     ShutDown,
     /// CSTS.CFS was set.

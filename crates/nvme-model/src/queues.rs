@@ -180,6 +180,16 @@ impl Queues {
         self.completion.iter_mut().flatten().for_each(|cq| cq.signal = true);
     }
 
+    /// Returns how many I/O commands have been submitted and not fetched.
+    pub(crate) fn unfetched(&self, registers: &RegisterFile) -> u32 {
+        let queues = (0..).zip(&self.submission).skip(1);
+        let waiting = queues.filter_map(|(id, sq)| {
+            let SubmissionQueue { size, head, .. } = sq.as_ref()?;
+            Some((registers.doorbell(id, Doorbell::SubmissionTail) + size - head) % size)
+        });
+        waiting.sum()
+    }
+
     /// Deletes all queues.
     pub(crate) fn clear(&mut self, registers: &RegisterFile) {
         for (id, (sq, cq)) in (0..).zip(self.submission.iter_mut().zip(&mut self.completion)) {

@@ -63,8 +63,8 @@ kinds! {
         "map the memory before the command is submitted, and unmap it after its completion"
         "linux/vfio.h VFIO_IOMMU_MAP_DMA";
     REMAPPED "dma-remapped" Error
-        "the address was reused while a command could still access it: the device reads or writes \
-         another buffer, and no error tells"
+        "map an address again only after the completion of every command that uses it: otherwise \
+         the device reads or writes another buffer, and no error tells"
         "linux/vfio.h VFIO_IOMMU_MAP_DMA";
     UNMAP_IN_FLIGHT "unmap-in-flight" Error
         "wait for the completion (or delete the queue, or reset) before the unmap"
@@ -74,7 +74,8 @@ kinds! {
          writes to memory that the program no longer sees"
         "Linux Documentation/driver-api/vfio.rst";
     WRITTEN_TWICE "overlapping-reads" Error
-        "two commands in flight write the same bytes, in an order that nobody knows"
+        "give each command in flight a buffer of its own, or wait for the first one's completion: \
+         the order in which a device writes the bytes is not defined"
         "NVM Express Base 2.0, 3.4.1; virtio 1.2, 5.2.6.2";
     DATA_CHANGED "data-changed" Error
         "leave the data of a write, and the list of a command, unchanged until its completion"
@@ -90,19 +91,21 @@ kinds! {
         "unmap whole mappings: type 1 version 2 and iommufd cut none, and nothing was unmapped"
         "linux/vfio.h VFIO_IOMMU_UNMAP_DMA";
     UNMAP_NOTHING "unmap-nothing" Warning
-        "nothing is mapped in the range: the call succeeds and the field size is 0"
+        "unmap what was mapped, once, and look at the field size of the answer: where nothing is \
+         mapped the call succeeds, and the size is 0"
         "linux/vfio.h VFIO_IOMMU_UNMAP_DMA";
     ENTRY_LIMIT "entry-limit" Warning
         "map larger pieces, or map once and reuse: type 1 allows 65,535 mappings"
         "linux/vfio.h VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL";
     MAPPED_OFTEN "mapped-often" Note
-        "the same memory is mapped many times, and counts against RLIMIT_MEMLOCK each time"
+        "map memory once, and use the mapping again: each one counts against RLIMIT_MEMLOCK"
         "Linux Documentation/driver-api/vfio.rst";
     MAPS_LEFT "maps-left" Note
-        "the kernel unmaps them when the last descriptor is closed"
+        "unmap before the last descriptor is closed, although the kernel then does: mappings that \
+         are left are often forgotten"
         "linux/vfio.h VFIO_IOMMU_UNMAP_DMA";
     DOORBELL_VALUE "doorbell-value" Error
-        "a doorbell takes an index below the number of entries: wrap it"
+        "wrap the index: a doorbell takes one below the number of entries"
         "NVM Express Base 2.0, 5.2 (Invalid Doorbell Write Value)";
     HEAD_AHEAD "cq-head-ahead" Error
         "set a completion queue's doorbell to the entry after the last one whose phase says that it is \
@@ -117,8 +120,8 @@ kinds! {
          with them the device"
         "NVM Express Base 2.0, 3.3.1.2";
     ENTRY_CHANGED "entry-changed" Error
-        "an entry belongs to the controller until a completion's SQHD has passed it, a descriptor \
-         until its chain is used"
+        "leave an entry unchanged until a completion's SQHD has passed it, a descriptor until its \
+         chain is used"
         "NVM Express Base 2.0, 3.3.1.2; virtio 1.2, 2.7.13";
     CID_TWICE "command-id-twice" Error
         "choose a command identifier that no outstanding command of the queue has"
@@ -147,16 +150,17 @@ kinds! {
         "split transfers at MDTS of Identify Controller"
         "NVM Express Base 2.0, 5.17.2.1 (MDTS)";
     LBA_RANGE "lba-range" Error
-        "the command ends behind the last block of the namespace (NSZE), or of the disk (capacity)"
+        "end commands at the last block of the namespace (NSZE of Identify Namespace), or of the \
+         disk (capacity): compare both in blocks of the same size"
         "NVM Express NVM Command Set 1.0, 3.2; virtio 1.2, 5.2.6.1";
     FIELD "command-field" Error
         "clear what is reserved, and use only what Identify reports"
         "NVM Express Base 2.0, 3.3.3.1; virtio 1.2, 5.2.6";
     OPCODE "opcode" Error
-        "the device does not support the command: look at ONCS and OACS, or the features"
+        "send only commands that the device supports, as ONCS and OACS, or the features, say"
         "NVM Express Base 2.0, 3.1.2; virtio 1.2, 5.2.3";
     NAMESPACE "namespace" Error
-        "the namespace does not exist: use those of the active namespace list"
+        "use the namespaces of the active namespace list"
         "NVM Express Base 2.0, 3.2.1";
     VIRTQUEUE "virtqueue" Error
         "keep indices below the size of the queue, buffers that the device writes behind those that \
@@ -167,10 +171,10 @@ kinds! {
          nothing that is not offered"
         "virtio 1.2, 2.2.1 and 6.1";
     ADMIN_CHANGED "admin-queue-changed" Error
-        "AQA, ASQ and ACQ may change only while CC.EN is 0"
+        "set AQA, ASQ and ACQ while CC.EN is 0, and change them only then"
         "NVM Express Base 2.0, 3.1.3.8";
     ENABLE "enable" Error
-        "before CC.EN is set, CC and the admin queues need values that CAP allows"
+        "give CC and the admin queues values that CAP allows before CC.EN is set"
         "NVM Express Base 2.0, 3.5.1";
     EARLY_CHANGE "enable-early" Error
         "wait until CSTS.RDY has followed CC.EN"
@@ -179,10 +183,11 @@ kinds! {
         "set bit 2 of the command register: VFIO leaves it clear"
         "PCI Local Bus 3.0, 6.2.2";
     NO_EVENTFD "interrupt-lost" Warning
-        "the queue raises an interrupt for which no eventfd is set, by VFIO_DEVICE_SET_IRQS"
+        "set an eventfd for each interrupt that a queue raises, by VFIO_DEVICE_SET_IRQS"
         "linux/vfio.h VFIO_DEVICE_SET_IRQS";
     RESET_IN_FLIGHT "reset-in-flight" Warning
-        "commands were in flight: their data is unknown, and none of them will complete"
+        "wait for the commands, or delete their queues, before the device is reset, disabled or \
+         closed; after an error take their data for unknown: none of them will complete"
         "NVM Express Base 2.0, 3.7.2; virtio 1.2, 3.3";
     FAILURE_IGNORED "failure-ignored" Warning
         "watch CSTS.CFS (of virtio DEVICE_NEEDS_RESET, of a removal VFIO's request interrupt and \
@@ -192,10 +197,11 @@ kinds! {
         "write CC.SHN and wait for CSTS.SHST before the device is closed: a volatile cache may be lost"
         "NVM Express Base 2.0, 3.6.1";
     NOT_COVERED "not-covered" Note
-        "the program received the answer of a kernel that does not know the request"
+        "test on a kernel what depends on the request: the program received the answer of one that \
+         does not know it"
         "docs/check.md";
     FOREIGN_CALLER "foreign-caller" Error
-        "check supports programs of this machine's 64-bit architecture only"
+        "build the program for this machine's 64-bit architecture: check supports no other"
         "docs/check.md";
 }
 
@@ -214,6 +220,14 @@ pub struct Finding {
     pub advice: &'static str,
     /// The section of a specification.
     pub specification: &'static str,
+    /// How often it was found, with this text; the details are those of the first time.
+    pub count: u64,
+}
+
+/// Returns a number of things in words.
+pub(crate) fn counted(number: impl fmt::Display + PartialEq + From<u8>, thing: &str) -> String {
+    let ending = if number == 1.into() { "" } else { "s" };
+    format!("{number} {thing}{ending}")
 }
 
 impl fmt::Display for Finding {
@@ -221,6 +235,9 @@ impl fmt::Display for Finding {
         writeln!(f, "{} {}: {}", self.severity, self.id, self.text)?;
         for detail in &self.details {
             writeln!(f, "    {detail}")?;
+        }
+        if self.count > 1 {
+            writeln!(f, "    found {} times, this is the first", self.count)?;
         }
         writeln!(f, "    mend: {}", self.advice)?;
         writeln!(f, "    see: {}", self.specification)
@@ -260,24 +277,38 @@ impl Findings {
         }
         // Without the lock: the caller may take its own.
         let details = details();
-        self.state().kept.push(Finding {
-            id: kind.id,
-            severity: kind.severity,
-            text,
-            details,
-            advice: kind.advice,
-            specification: kind.specification,
-        });
+        let mut state = self.state();
+        let is_it = |kept: &&mut Finding| kept.id == kind.id && kept.text == text;
+        if let Some(kept) = state.kept.iter_mut().find(is_it) {
+            kept.details = details;
+        }
     }
 
-    /// Counts a finding, and returns whether it will be printed.
+    /// Counts a finding, and returns whether it is a new one that is kept, without its details yet.
     fn count(&self, kind: &Kind, text: &str) -> bool {
         let mut state = self.state();
         *state.counts.entry(kind.id).or_default() += 1;
-        let mut same = state.kept.iter().filter(|kept| kept.id == kind.id);
-        let (number, repeated) =
-            same.by_ref().fold((0, false), |(n, any), kept| (n + 1, any || kept.text == text));
-        number < KEPT && !repeated
+        let mut number = 0;
+        for kept in state.kept.iter_mut().filter(|kept| kept.id == kind.id) {
+            if kept.text == text {
+                kept.count += 1;
+                return false;
+            }
+            number += 1;
+        }
+        if number == KEPT {
+            return false;
+        }
+        state.kept.push(Finding {
+            id: kind.id,
+            severity: kind.severity,
+            text: text.to_owned(),
+            details: Vec::new(),
+            advice: kind.advice,
+            specification: kind.specification,
+            count: 1,
+        });
+        true
     }
 
     pub(crate) fn take(&self) -> (Vec<Finding>, BTreeMap<&'static str, u64>) {
@@ -300,14 +331,46 @@ mod tests {
     }
 
     #[test]
+    fn each_advice_begins_with_what_to_do() {
+        const VERBS: &str = "accept build check choose clear count create delete end give keep leave \
+                             map ring send set split submit test unmap use wait watch wrap write";
+        for kind in KINDS {
+            let first = kind.advice.split(' ').next().unwrap();
+            assert!(VERBS.split(' ').any(|verb| verb == first), "{}: {}", kind.id, kind.advice);
+        }
+    }
+
+    #[test]
+    fn one_thing_is_no_plural() {
+        let said = [0, 1, 2].map(|number: usize| counted(number, "command"));
+        assert_eq!(said, ["0 commands", "1 command", "2 commands"]);
+    }
+
+    #[test]
+    fn a_repeated_finding_says_how_often_it_was_made() {
+        let findings = Findings::default();
+        let printed = |times: usize| {
+            (0..times).for_each(|_| findings.add(&OPCODE, "x".to_owned(), Vec::new));
+            findings.take().0[0].to_string()
+        };
+        assert!(!printed(1).contains("times"));
+        assert!(printed(3).contains("\n    found 3 times, this is the first\n"));
+    }
+
+    #[test]
     fn repetitions_are_counted_and_not_kept() {
         let findings = Findings::new(vec!["opcode".into()]);
         for n in 0..10 {
-            findings.add(&UNMAPPED, format!("access {}", n / 2), Vec::new);
+            findings.add(&UNMAPPED, format!("access {}", n / 2), || vec![format!("round {n}")]);
         }
         findings.add(&OPCODE, "suppressed".into(), || unreachable!());
         let (kept, counts) = findings.take();
-        assert_eq!(kept.len(), KEPT);
+        let kept: Vec<_> =
+            kept.iter().map(|kept| (&*kept.text, &*kept.details[0], kept.count)).collect();
+        assert_eq!(
+            kept,
+            [("access 0", "round 0", 2), ("access 1", "round 2", 2), ("access 2", "round 4", 2)]
+        );
         assert_eq!(counts.into_iter().collect::<Vec<_>>(), [("dma-unmapped", 10)]);
     }
 }

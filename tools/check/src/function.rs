@@ -9,6 +9,7 @@ use crate::sys::window::SharedMemory;
 use crate::watch::Watch;
 use pinfold::pci::Bdf;
 use pinfold_soft::Random;
+use serde::Serialize;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,6 +37,16 @@ pub(crate) trait Endpoint: std::fmt::Debug + Send + Sync {
     fn is_removed(&self) -> bool;
     /// Returns how many requests it has executed.
     fn requests(&self) -> u64;
+}
+
+/// What has become of a device while the program ran.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Fate {
+    /// It has failed (CSTS.CFS, or DEVICE_NEEDS_RESET of a virtio disk), as the knob `cfs` says or
+    /// because of what the driver did.
+    pub failed: bool,
+    /// It was removed, as the knob `remove` says.
+    pub removed: bool,
 }
 
 /// Where a function is.
@@ -92,6 +103,11 @@ impl Function {
     /// Returns how many requests the device has executed.
     pub(crate) fn requests(&self) -> u64 {
         self.endpoint.requests()
+    }
+
+    /// Returns what has become of the device.
+    pub(crate) fn fate(&self) -> Fate {
+        Fate { failed: self.watch.has_ever_failed(), removed: self.endpoint.is_removed() }
     }
 
     /// Returns a descriptor of the device, with a file description of its own, locked as long as
@@ -173,14 +189,23 @@ impl Function {
     /// Resets the function, as `VFIO_DEVICE_RESET` does: the kernel then restores the registers of
     /// configuration space.
     pub(crate) fn reset(&self) {
-        self.watch.before_reset(false);
+        self.end(false);
+    }
+
+    /// Resets the device, and reports what was in flight until then; `closed`: as the last close
+    /// does.
+    fn end(&self, closed: bool) {
+        self.watch.before_reset(closed);
         self.endpoint.reset();
+        // One that was removed stays as it is.
+        if !self.endpoint.is_removed() {
+            self.watch.after_reset(closed);
+        }
     }
 
     /// Ends the use of the device, as the last close does.
     pub(crate) fn close(&self) {
-        self.watch.before_reset(true);
-        self.endpoint.reset();
+        self.end(true);
         self.irqs.clear();
         self.config().reset();
         self.watch.set_bus_master(false);

@@ -5,7 +5,7 @@ mod device;
 pub(crate) mod iommufd;
 pub(crate) mod type1;
 
-use crate::findings::{self, Findings};
+use crate::findings::{self, Findings, counted};
 use crate::function::Function;
 use crate::memory_calls::Going;
 use crate::process::{Inode, Memory, Site};
@@ -285,7 +285,8 @@ impl Kernel {
             !ended
         });
         for count in left.into_iter().filter(|count| *count > 0) {
-            let text = format!("an address space was closed with {count} mappings in it");
+            let mappings = counted(count, "mapping");
+            let text = format!("an address space was closed with {mappings} in it");
             self.shared.findings.add(&findings::MAPS_LEFT, text, Vec::new);
         }
     }
@@ -308,8 +309,8 @@ impl Kernel {
                 && iommu.space.count() > 0
             {
                 let text = format!(
-                    "the last group left a container with {} mappings in it",
-                    iommu.space.count()
+                    "the last group left a container with {} in it",
+                    counted(iommu.space.count(), "mapping")
                 );
                 self.shared.findings.add(&findings::MAPS_LEFT, text, Vec::new);
             }

@@ -48,6 +48,7 @@ mod watch;
 
 pub use devices::{DeviceConfig, DeviceError, DeviceModel};
 pub use findings::{Finding, KINDS, Kind, Severity};
+pub use function::Fate;
 pub use hostile::{Knob, KnobError};
 pub use pci::Identity;
 pub use supervisor::Ending;
@@ -121,6 +122,8 @@ pub struct CheckReport {
     pub commands: u64,
     /// The knobs of each device, as `NAME=VALUE`.
     pub knobs: Vec<Vec<String>>,
+    /// What has become of each device.
+    pub fates: Vec<Fate>,
 }
 
 impl CheckReport {
@@ -246,6 +249,7 @@ pub fn run(config: &CheckConfig) -> Result<CheckReport, CheckError> {
     let ending = ending.map_err(system("the notification"))?;
     drop(supervisor);
     let commands = functions.iter().map(|function| function.requests()).sum();
+    let fates = functions.iter().map(|function| function.fate()).collect();
     let (findings, counts) = findings.take();
-    Ok(CheckReport { findings, counts, ending, commands, knobs })
+    Ok(CheckReport { findings, counts, ending, commands, knobs, fates })
 }

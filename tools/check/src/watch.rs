@@ -1,7 +1,7 @@
 //! Watches one device: which requests are in flight, which memory they and the queues use, and what of
 //! it is wrong. What a request is, its model knows.
 
-use crate::findings::{self, Findings, Kind};
+use crate::findings::{self, Findings, Kind, counted};
 use crate::process::Site;
 use crate::space::{Entry, Fault, Past, Space, Span};
 use pinfold_core::addr::Iova;
@@ -88,6 +88,15 @@ struct State {
     dirty: bool,
     /// The device has failed: the host can only reset it, with what is in flight.
     failed: bool,
+    /// The device has stopped at a queue whose process has ended: nobody can wait for what is in
+    /// flight, and the last close follows, unless another process goes on.
+    orphaned: bool,
+    /// It has failed at some time of the run.
+    has_ever_failed: bool,
+    /// The last request whose completion was about to be written.
+    completed: Option<(Id, InFlight)>,
+    /// How the program ends what is in flight, where it is not by disabling the device.
+    ending: Option<&'static str>,
 }
 
 impl State {
@@ -98,6 +107,18 @@ impl State {
             return 0;
         }
         self.in_flight.values().filter(|known| known.is_awaited).count()
+    }
+
+    /// Notes an access to memory of a process that has ended. Of a queue it is the device's last
+    /// one; a write is that of a completion, which then nobody receives.
+    fn orphaned(&mut self, access: BusAccess) {
+        if self.current.is_some() {
+            return;
+        }
+        self.orphaned = true;
+        if access == BusAccess::Write {
+            self.in_flight.extend(self.completed.take());
+        }
     }
 }
 
@@ -149,8 +170,9 @@ impl Watch {
         let in_flight = self.state().awaited();
         if !on && in_flight > 0 {
             let text = format!(
-                "{}: bus mastering was switched off with {in_flight} commands in flight",
-                self.name
+                "{}: bus mastering was switched off with {} in flight",
+                self.name,
+                counted(in_flight, "command")
             );
             self.findings.add(&findings::BUS_MASTER, text, Vec::new);
         }
@@ -187,22 +209,20 @@ impl Watch {
         }
     }
 
-    /// Notes a reset by the program; `closed`: its last descriptor is gone.
+    /// Notes that the device will be reset; `closed`: because its last descriptor is gone.
     pub(crate) fn before_reset(&self, closed: bool) {
-        let (in_flight, dirty) = {
-            let state = self.state();
-            (state.awaited(), state.dirty)
-        };
-        if in_flight > 0 {
-            let how = if closed { "closed" } else { "reset" };
-            let text = format!("the device was {how} with {in_flight} commands in flight");
-            self.add(&findings::RESET_IN_FLIGHT, text, Vec::new);
-        }
+        self.state().ending = Some(if closed { "closed" } else { "reset" });
+    }
+
+    /// Notes that the device was reset.
+    pub(crate) fn after_reset(&self, closed: bool) {
+        // It has said so itself, unless it was too busy for the time that a reset takes at most.
+        self.disabled(0);
+        let dirty = std::mem::take(&mut self.state().dirty);
         if closed && dirty {
             let text = "the device was closed without a shutdown".to_owned();
             self.add(&findings::NO_SHUTDOWN, text, Vec::new);
         }
-        self.state().dirty = false;
     }
 
     /// Notes that a request will be executed later: its data and its lists may not change until then.
@@ -302,7 +322,8 @@ impl Watch {
 
     /// Notes that a request is about to be completed.
     pub(crate) fn completing(&self, id: Id) {
-        self.state().in_flight.remove(&id);
+        let mut state = self.state();
+        state.completed = state.in_flight.remove(&id).map(|known| (id, known));
     }
 
     /// Notes that the entries of a queue that were fetched are the driver's again.
@@ -333,14 +354,19 @@ impl Watch {
         (state.enabled, state.dirty) = (true, dirty);
     }
 
-    /// Notes that the device is disabled: its queues are gone.
-    pub(crate) fn disabled(&self) {
+    /// Notes that the device is disabled: its queues are gone, with so many requests that were
+    /// submitted, and not fetched.
+    pub(crate) fn disabled(&self, unfetched: u32) {
         let mut state = self.state();
-        let (in_flight, enabled) = (state.awaited(), state.enabled);
-        *state = State { dirty: state.dirty, ..State::default() };
+        let unfetched = if state.failed { 0 } else { usize::try_from(unfetched).unwrap_or(0) };
+        let (in_flight, enabled) = (state.awaited() + unfetched, state.enabled);
+        let how = state.ending.unwrap_or("disabled");
+        let (dirty, has_ever_failed) = (state.dirty, state.has_ever_failed);
+        *state = State { dirty, has_ever_failed, ..State::default() };
         drop(state);
         if in_flight > 0 && enabled {
-            let text = format!("the device was disabled with {in_flight} commands in flight");
+            let commands = counted(in_flight, "command");
+            let text = format!("the device was {how} with {commands} in flight");
             self.add(&findings::RESET_IN_FLIGHT, text, Vec::new);
         }
     }
@@ -352,7 +378,10 @@ impl Watch {
     /// Notes that the device has failed: it waits for a reset.
     pub(crate) fn failed(&self) {
         let mut state = self.state();
-        (state.failed, state.dirty) = (true, false);
+        // Not the device has failed, but the program has ended.
+        if !state.orphaned {
+            (state.failed, state.has_ever_failed, state.dirty) = (true, true, false);
+        }
     }
 
     /// Notes that the device is gone: it makes no more accesses, and can neither be reset nor shut
@@ -363,7 +392,13 @@ impl Watch {
 
     /// Returns whether the device has failed or is gone, and was not reset since.
     pub(crate) fn has_failed(&self) -> bool {
-        self.state().failed
+        let state = self.state();
+        state.failed || state.orphaned
+    }
+
+    /// Returns whether the device has failed at some time, be it that it was reset since.
+    pub(crate) fn has_ever_failed(&self) -> bool {
+        self.state().has_ever_failed
     }
 
     /// Returns what is wrong with the addresses of a request, if that is known.
@@ -410,7 +445,8 @@ impl Watch {
                 });
             }
             Fault::Unmapped(at, past) => {
-                let text = format!("the device {verb} {len} bytes at {at:#x}, which is not mapped");
+                let bytes = counted(len, "byte");
+                let text = format!("the device {verb} {bytes} at {at:#x}, which is not mapped");
                 self.add(&findings::UNMAPPED, text, || {
                     let mut details = self.current();
                     details.extend(past.as_ref().map(|past| {
@@ -431,6 +467,8 @@ impl Watch {
                 // A process that has ended uses no memory, and its device is being closed.
                 if entry.memory.is_alive() {
                     self.add(&findings::MEMORY_GONE, text, || self.with_map(entry));
+                } else {
+                    self.state().orphaned(access);
                 }
             }
         }

@@ -77,6 +77,8 @@ impl<B: Bus> Engine<B> {
     /// Handles one change of state or one batch of work; returns whether there was any.
     fn step(&mut self) -> bool {
         if self.registers.is_reset_pending() {
+            // What the driver has written until then.
+            self.scan();
             self.registers.show_reset();
             self.disable();
             self.registers.finish_reset();
@@ -388,9 +390,10 @@ impl<B: Bus> Engine<B> {
 
     /// Resets all state; once RDY reads 0 the controller makes no more accesses.
     fn disable(&mut self) {
+        let unfetched = self.queues.unfetched(&self.registers);
         self.queues.clear(&self.registers);
         self.registers.clear_doorbells();
-        self.observe(&ModelEvent::Disabled);
+        self.observe(&ModelEvent::Disabled { unfetched });
         self.held.clear();
         self.event_requests.clear();
         self.doorbell_error = None;

@@ -70,6 +70,14 @@ struct Rig {
 }
 
 fn rig(change: impl FnOnce(&mut ModelConfig)) -> Rig {
+    rig_with(change, None)
+}
+
+/// A rig with another observer than one that logs the events.
+fn rig_with(
+    change: impl FnOnce(&mut ModelConfig),
+    observer: Option<Arc<dyn pinfold_nvme_model::Observer>>,
+) -> Rig {
     let window = Arc::new(Window((0..0x1800 / 4).map(|_| AtomicU32::new(7)).collect()));
     let memory = Memory(Arc::new(Mutex::new(vec![0; 1 << 16])));
     let raised = Arc::new(Raised(AtomicU32::new(0)));
@@ -87,7 +95,7 @@ fn rig(change: impl FnOnce(&mut ModelConfig)) -> Rig {
     let door = Door {
         window: Some(window.clone()),
         interrupts: Some(raised.clone()),
-        observer: Some(Arc::new(observe)),
+        observer: observer.or_else(|| Some(Arc::new(observe))),
     };
     let model = ModelController::spawn_behind(memory.clone(), config, door).unwrap();
     Rig { window, memory, raised, events, model }
@@ -234,6 +242,53 @@ fn a_doorbell_that_no_scan_saw_ends_with_the_reset() {
     rig.enable();
     std::thread::sleep(Duration::from_millis(5));
     assert!(!rig.has("Fetched"));
+}
+
+/// Returns how many commands were not fetched when the driver ended the use of a controller, which
+/// was at work: six of seven.
+fn unfetched_where(driver_ends: impl FnOnce(&Rig)) -> u32 {
+    let (send, events) = std::sync::mpsc::channel();
+    let (go_on, held) = std::sync::mpsc::channel();
+    let held = Mutex::new(held);
+    // The engine is held at each command, while the driver goes on.
+    let observe = move |event: &ModelEvent<'_>| match event {
+        ModelEvent::Executing { .. } => {
+            send.send(None).unwrap();
+            held.lock().unwrap().recv().unwrap();
+        }
+        ModelEvent::Disabled { unfetched } => drop(send.send(Some(*unfetched))),
+        _ => {}
+    };
+    let rig = rig_with(|_| {}, Some(Arc::new(observe)));
+    rig.enable();
+    let next = || events.recv_timeout(Duration::from_secs(60)).unwrap();
+    // An I/O pair of eight entries, at 0x5000 and 0x4000.
+    for (slot, opcode, at, flags) in [(0, 5, 0x5000u64, 1u32), (1, 1, 0x4000, 1 << 16 | 1)] {
+        let mut command = [0; 64];
+        (command[0], command[2]) = (opcode, 1);
+        command[24..32].copy_from_slice(&at.to_le_bytes());
+        command[40..44].copy_from_slice(&(7u32 << 16 | 1).to_le_bytes());
+        command[44..48].copy_from_slice(&flags.to_le_bytes());
+        rig.memory.write(Iova::new(0x1000 + slot * 64), &command).unwrap();
+        rig.window.store(DOORBELL, u32::try_from(slot + 1).unwrap());
+        assert_eq!(next(), None);
+        go_on.send(()).unwrap();
+        rig.completion(u16::try_from(slot).unwrap());
+    }
+    // Seven of eight entries, of which the first one is fetched.
+    rig.window.store(DOORBELL + 8, 1);
+    assert_eq!(next(), None);
+    rig.window.store(DOORBELL + 8, 7);
+    driver_ends(&rig);
+    go_on.send(()).unwrap();
+    next().unwrap()
+}
+
+#[test]
+fn commands_that_were_not_fetched_are_counted_at_the_end() {
+    assert_eq!(unfetched_where(|rig| rig.window.store(CC, 0)), 6);
+    // It returns after a second, in which the controller was busy.
+    assert_eq!(unfetched_where(|rig| rig.model.reset()), 6);
 }
 
 #[test]

@@ -138,21 +138,29 @@ impl Queue {
         [(self.descriptors, DESCRIPTOR * size), (self.driver, available), (self.device, used)]
     }
 
+    /// Returns how many chains are available that [`next`](Self::next) has not returned.
+    ///
+    /// # Errors
+    /// [`QueueError`]: the device cannot go on.
+    pub fn waiting(&self, bus: &impl Bus) -> Result<u16, QueueError> {
+        // Flags and index are one word; the acquire makes what was written before the index
+        // visible.
+        let [_, _, low, high] = bus.read_u32_acquire(self.driver)?.to_le_bytes();
+        let ahead = u16::from_le_bytes([low, high]).wrapping_sub(self.seen);
+        if ahead > self.size {
+            let text = "the available index is further ahead than the queue has entries";
+            return Err(QueueError::Invalid(text));
+        }
+        Ok(ahead)
+    }
+
     /// Returns the head of the next available chain.
     ///
     /// # Errors
     /// [`QueueError`]: the device cannot go on.
     pub fn next(&mut self, bus: &impl Bus) -> Result<Option<u16>, QueueError> {
-        // Flags and index are one word; the acquire makes what was written before the index
-        // visible.
-        let [_, _, low, high] = bus.read_u32_acquire(self.driver)?.to_le_bytes();
-        match u16::from_le_bytes([low, high]).wrapping_sub(self.seen) {
-            0 => return Ok(None),
-            ahead if ahead > self.size => {
-                let text = "the available index is further ahead than the queue has entries";
-                return Err(QueueError::Invalid(text));
-            }
-            _ => {}
+        if self.waiting(bus)? == 0 {
+            return Ok(None);
         }
         let mut head = [0; 2];
         bus.read(after(self.driver, 4 + 2 * self.slot(self.seen)), &mut head)?;
@@ -345,10 +353,13 @@ mod tests {
         let (mut queue, memory) = queue();
         assert_eq!(queue.next(&memory), Ok(None));
         memory.write(Iova::new(256), &[0, 0, 4, 0, 2, 0, 1, 0]).unwrap();
+        assert_eq!(queue.waiting(&memory), Ok(4));
         assert_eq!(queue.next(&memory), Ok(Some(2)));
+        assert_eq!(queue.waiting(&memory), Ok(3));
         assert_eq!(queue.next(&memory), Ok(Some(1)));
         memory.write(Iova::new(258), &[7, 0]).unwrap();
         assert!(matches!(queue.next(&memory), Err(QueueError::Invalid(_))));
+        assert!(matches!(queue.waiting(&memory), Err(QueueError::Invalid(_))));
         assert_eq!(queue.is_quiet(&memory), Ok(false));
         memory.write(Iova::new(256), &[1]).unwrap();
         assert_eq!(queue.is_quiet(&memory), Ok(true));

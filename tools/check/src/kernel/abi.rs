@@ -42,6 +42,7 @@ pub(crate) const IOAS_COPY: u32 = iommu(3);
 pub(crate) const IOAS_IOVA_RANGES: u32 = iommu(4);
 pub(crate) const IOAS_MAP: u32 = iommu(5);
 pub(crate) const IOAS_UNMAP: u32 = iommu(6);
+pub(crate) const IOAS_MAP_FILE: u32 = iommu(15);
 
 /// The result of a call: a value, or an error number.
 pub(crate) type Answer = Result<i64, i32>;

@@ -2,7 +2,7 @@
 //! of them is wrong.
 
 use super::pointer::{Pointer, meaning_of_prp2};
-use crate::findings;
+use crate::findings::{self, counted};
 use crate::irq::{self, Irqs};
 use crate::space::Span;
 use crate::watch::{InFlight, Watch};
@@ -58,7 +58,7 @@ impl fmt::Display for Submitted {
         let Self { queue, command, limits } = self;
         let queue = *queue;
         let cid = command.cid.get();
-        let range = || format!("{} blocks at {}", command.blocks(), command.slba());
+        let range = || format!("{} at {}", counted(command.blocks(), "block"), command.slba());
         let what = match (queue, command.opcode) {
             (0, admin::IDENTIFY) => format!("identify {:#x}", command.cdw10.get() & 0xff),
             (0, admin::CREATE_CQ) => {
@@ -245,7 +245,7 @@ impl Observer for Observing {
                     watch.add(&findings::ENABLE, text, Vec::new);
                 }
             }
-            ModelEvent::Disabled => watch.disabled(),
+            ModelEvent::Disabled { unfetched } => watch.disabled(unfetched),
             ModelEvent::ShutDown => watch.shut_down(),
             ModelEvent::Failed => watch.failed(),
             ModelEvent::Removed => {

@@ -5,16 +5,16 @@ use super::registers::{
     SEG_MAX, VERSION_1,
 };
 use super::{COMMON_BYTES, DEVICE_BYTES, NOTIFY_BYTES};
-use crate::findings;
+use crate::findings::{self, counted};
 use crate::function::Port;
 use crate::hostile::VirtioBehaviour;
 use crate::irq;
-use crate::space::Span;
+use crate::space::{Space, Span};
 use crate::watch::{InFlight, WatchedBus};
 use pinfold_core::addr::Iova;
 use pinfold_nvme_model::{InterruptSink, Media, RegisterWindow};
 use pinfold_virtio::model::blk::{Header, Medium, Outcome, SECTOR, serve};
-use pinfold_virtio::model::queue::{Piece, Queue, QueueError, Unreachable};
+use pinfold_virtio::model::queue::{self, Piece, Queue, QueueError, Unreachable};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -93,7 +93,8 @@ impl fmt::Display for Taken {
         }
         for piece in &self.chain {
             let verb = if piece.is_writable() { "writes" } else { "reads" };
-            write!(f, "; {verb} {} bytes at {:#x}", piece.len, piece.iova.raw())?;
+            let bytes = counted(piece.len, "byte");
+            write!(f, "; {verb} {bytes} at {:#x}", piece.iova.raw())?;
         }
         Ok(())
     }
@@ -256,12 +257,23 @@ impl Engine {
     /// Resets the device. It waits for the request that is being served.
     pub(super) fn reset(&self) {
         let mut state = self.state();
+        let untaken = self.untaken(&mut state);
         state.registers.reset();
         state.active.fill_with(Active::default);
         state.waiting.clear();
         state.status = 0;
         self.clear_notifications();
-        self.port.watch.disabled();
+        self.port.watch.disabled(untaken);
+    }
+
+    /// Returns how many requests the driver has notified of, and the device has not taken: none
+    /// where the rings are not reachable any more.
+    fn untaken(&self, state: &mut State) -> u32 {
+        self.look(state);
+        let Some(space) = self.port.watch.space() else { return 0 };
+        let notified = state.active.iter().filter(|active| active.notified);
+        let queues = notified.filter_map(|active| active.queue.as_ref());
+        queues.filter_map(|queue| queue.waiting(&Quiet(&space)).ok()).map(u32::from).sum()
     }
 
     fn clear_notifications(&self) {
@@ -448,22 +460,94 @@ impl Engine {
     }
 }
 
-/// Reads the header of a request for reports, as far as it is reachable, without a finding.
-fn header_of(space: &crate::space::Space, chain: &[Piece]) -> Option<Header> {
-    struct Quiet<'a>(&'a crate::space::Space);
-    impl pinfold_virtio::model::queue::Bus for Quiet<'_> {
-        fn read(&self, at: Iova, to: &mut [u8]) -> Result<(), Unreachable> {
-            self.0.read(at.raw(), to).map_err(|_| Unreachable)
-        }
-        fn read_u32_acquire(&self, _at: Iova) -> Result<u32, Unreachable> {
-            Err(Unreachable)
-        }
-        fn write(&self, _at: Iova, _from: &[u8]) -> Result<(), Unreachable> {
-            Err(Unreachable)
-        }
-        fn write_u32_release(&self, _at: Iova, _value: u32) -> Result<(), Unreachable> {
-            Err(Unreachable)
-        }
+/// Reads of check itself, which are no accesses of the device.
+struct Quiet<'a>(&'a Space);
+
+impl queue::Bus for Quiet<'_> {
+    fn read(&self, at: Iova, to: &mut [u8]) -> Result<(), Unreachable> {
+        self.0.read(at.raw(), to).map_err(|_| Unreachable)
     }
+    fn read_u32_acquire(&self, at: Iova) -> Result<u32, Unreachable> {
+        let mut bytes = [0; 4];
+        self.read(at, &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+    fn write(&self, _at: Iova, _from: &[u8]) -> Result<(), Unreachable> {
+        Err(Unreachable)
+    }
+    fn write_u32_release(&self, _at: Iova, _value: u32) -> Result<(), Unreachable> {
+        Err(Unreachable)
+    }
+}
+
+/// Reads the header of a request for reports, as far as it is reachable, without a finding.
+fn header_of(space: &Space, chain: &[Piece]) -> Option<Header> {
     Header::read(&Quiet(space), chain).ok().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::findings::Findings;
+    use crate::hostile::{Behaviour, Given};
+    use crate::irq::Irqs;
+    use crate::process::{Memory, Site};
+    use crate::space::Entry;
+    use crate::sys::window::SharedMemory;
+    use crate::watch::Watch;
+    use pinfold_nvme_model::MemoryMedia;
+    use std::time::Duration;
+
+    /// Returns what is found at the reset of a disk that has not looked yet at what the driver has
+    /// submitted: three requests, with a notification or without.
+    fn found_at_reset(notified: bool) -> Vec<String> {
+        let findings = Arc::new(Findings::default());
+        let memory = Arc::new(SharedMemory::new("test", 0x4000, NOTIFY_BYTES).unwrap());
+        let irqs = Arc::new(Irqs::new(memory.clone(), 0x2000, findings.clone()));
+        let watch = Arc::new(Watch::new("test".to_owned(), findings.clone(), None));
+        // The available ring: flags and index, at 0x100.
+        let rings = Box::new([0u32, 3 << 16, 0, 0]);
+        let space = Arc::new(Space::default());
+        space.insert(Entry {
+            span: Span::new(0xfc, 16).unwrap(),
+            vaddr: std::ptr::from_ref(&*rings) as u64,
+            read: true,
+            write: true,
+            memory: Arc::new(Memory::of(std::process::id()).unwrap()),
+            serial: 0,
+            site: Site::default(),
+        });
+        watch.attach(Some(space));
+        let given = Given { block_bytes: 512, bytes: 1 << 20, not_ready: Duration::ZERO };
+        let behaviour = Behaviour::new(None, 0, &[], &given).virtio();
+        let port = Port { memory: memory.clone(), irqs, watch };
+        let disk = Engine::new(port, Arc::new(MemoryMedia::new(1 << 20)), behaviour);
+        for (at, bytes) in [
+            (0x14, &[3][..]),
+            (0x08, &[1, 0, 0, 0]),
+            (0x0c, &[3, 0, 0, 0]),
+            (0x14, &[11]),
+            (0x18, &[16, 0]),
+            (0x28, &[0, 1, 0, 0]),
+            (0x1c, &[1, 0]),
+            (0x14, &[15]),
+        ] {
+            disk.write(at, bytes);
+        }
+        assert!(disk.is_started());
+        if notified {
+            memory.store(0, 0);
+        }
+        disk.reset();
+        assert_eq!(rings[1], 3 << 16);
+        findings.take().0.into_iter().map(|finding| finding.text).collect()
+    }
+
+    #[test]
+    fn requests_that_were_not_taken_are_counted_at_a_reset() {
+        let text = "test: the device was disabled with 3 commands in flight";
+        assert_eq!(found_at_reset(true), [text]);
+        // One that the driver has not notified of is not submitted.
+        assert_eq!(found_at_reset(false), [""; 0]);
+    }
 }

@@ -50,3 +50,126 @@ fn the_byte_with_the_phase_is_written_last_and_alone() {
         assert_eq!(written(&[(2, 2)]), ([0; 4], false));
     }
 }
+
+/// A device that is at work for a process of its own, which may end.
+struct Rig {
+    watch: Arc<Watch>,
+    bus: WatchedBus,
+    findings: Arc<Findings>,
+    child: std::process::Child,
+    bytes: Box<[u8; 16]>,
+}
+
+/// Where memory of the process is mapped, and where memory of this one is.
+const THEIRS: Iova = Iova::new(0x10000);
+const OURS: Iova = Iova::new(0x20000);
+
+impl Rig {
+    fn new() -> Self {
+        let findings = Arc::new(Findings::default());
+        let watch = Arc::new(Watch::new("test".to_owned(), findings.clone(), None));
+        let space = Arc::new(Space::default());
+        let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let bytes = Box::new([0; 16]);
+        let own = std::ptr::from_ref(&*bytes) as u64;
+        for (at, vaddr, pid) in [(THEIRS, 0, child.id()), (OURS, own, std::process::id())] {
+            let memory = Arc::new(Memory::of(pid).unwrap());
+            let (span, site) = (Span::new(at.raw(), 16).unwrap(), Site::default());
+            space.insert(Entry { span, vaddr, read: true, write: true, memory, serial: 0, site });
+        }
+        watch.attach(Some(space));
+        watch.set_bus_master(true);
+        watch.enabled(true);
+        let bus = WatchedBus(watch.clone());
+        Self { watch, bus, findings, child, bytes }
+    }
+
+    /// Ends the process.
+    fn end(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn fetched(&self, number: u16) {
+        self.watch.fetched((1, number), InFlight::new(Arc::new("a request"), Vec::new()));
+    }
+
+    /// Executes a request whose data is at `data`, and completes it at `completion`.
+    fn executes(&self, number: u16, data: Iova, completion: Iova) {
+        self.watch.executing((1, number));
+        assert_eq!(self.bus.write_at(data, &[1; 4]).is_ok(), data == OURS);
+        self.watch.executed();
+        self.watch.completing((1, number));
+        assert_eq!(self.bus.write_at(completion, &[1; 4]).is_ok(), completion == OURS);
+    }
+
+    /// Returns the texts of the findings.
+    fn found(self) -> Vec<String> {
+        assert_eq!(self.bytes.len(), 16);
+        self.findings.take().0.into_iter().map(|finding| finding.text).collect()
+    }
+}
+
+#[test]
+fn a_completion_that_nobody_receives_is_in_flight() {
+    let mut rig = Rig::new();
+    rig.end();
+    [1, 2, 3].into_iter().for_each(|number| rig.fetched(number));
+    rig.executes(1, OURS, OURS);
+    rig.executes(2, OURS, THEIRS);
+    rig.watch.failed();
+    // The device has stopped, which concerns another process that goes on.
+    assert!(rig.watch.has_failed());
+    rig.watch.before_reset(true);
+    rig.watch.disabled(4);
+    rig.watch.after_reset(true);
+    assert_eq!(
+        rig.found(),
+        [
+            "test: the device was closed with 6 commands in flight",
+            "test: the device was closed without a shutdown"
+        ]
+    );
+}
+
+#[test]
+fn a_queue_of_a_process_that_has_ended_stops_the_device() {
+    let mut rig = Rig::new();
+    rig.end();
+    rig.fetched(1);
+    rig.executes(1, OURS, OURS);
+    let mut entry = [0; 4];
+    assert!(Bus::read(&rig.bus, THEIRS, &mut entry).is_err());
+    rig.watch.failed();
+    rig.watch.before_reset(true);
+    // The device was too busy to say so.
+    rig.watch.after_reset(true);
+    assert_eq!(rig.found(), ["test: the device was closed without a shutdown"]);
+}
+
+#[test]
+fn data_of_a_process_that_has_ended_concerns_one_request() {
+    let mut rig = Rig::new();
+    rig.end();
+    rig.fetched(1);
+    rig.executes(1, THEIRS, OURS);
+    // Its identifier is free.
+    rig.fetched(1);
+    rig.watch.shut_down();
+    rig.watch.before_reset(false);
+    rig.watch.after_reset(false);
+    assert!(!rig.watch.has_failed());
+    assert_eq!(rig.found(), ["test: the device was reset with 1 command in flight"]);
+}
+
+#[test]
+fn a_reset_of_a_device_that_has_failed_ends_nothing() {
+    let mut rig = Rig::new();
+    rig.fetched(1);
+    rig.watch.failed();
+    rig.watch.before_reset(true);
+    rig.watch.disabled(4);
+    rig.watch.after_reset(true);
+    rig.end();
+    assert_eq!(rig.found(), [""; 0]);
+}

@@ -300,6 +300,7 @@ struct alloc { uint32_t size, flags, id; };
 struct destroy { uint32_t size, id; };
 struct ranges { uint32_t size, id, count, reserved; uint64_t at, alignment; };
 struct ioas_map { uint32_t size, flags, id, reserved; uint64_t va, len, iova; };
+struct ioas_map_file { uint32_t size, flags, id; int32_t fd; uint64_t start, len, iova; };
 struct ioas_copy { uint32_t size, flags, to, from; uint64_t len, to_iova, from_iova; };
 struct ioas_unmap { uint32_t size, id; uint64_t iova, len; };
 struct bind { uint32_t argsz, flags; int32_t iommufd; uint32_t id; };
@@ -393,6 +394,8 @@ static int iommufds(const char *node)
 	c.from_iova = 0x900000;
 	c.to_iova = 0x400000;
 	say("copy nothing", ioctl(iommufd, IOMMU(3), &c));
+	struct ioas_map_file f = { sizeof f, 7, ioas, -1, 0, PAGE, 0x400000 };
+	say("map a file, which Linux 6.13 brings", ioctl(iommufd, IOMMU(15), &f));
 	say("unmap the copy", iunmap(ioas, 0x300000, 2 * PAGE));
 	say("unmap, the first of four", iunmap(ioas, 0x100000, PAGE));
 	say("unmap, the last of four", iunmap(ioas, 0x103000, PAGE));

@@ -17,6 +17,16 @@ static void dma_unmapped(void)
 	if (!wrong) CHECK(!unmap(FREE, 1));
 	stop();
 }
+/* Five findings of one kind that differ, and two that do not. */
+static void repeated(void)
+{
+	start(ENTRIES);
+	if (!wrong) CHECK(!map(FREE, 5, BOTH));
+	for (int i = 0; i < 5; i++) { struct sqe c = read_to(i, FREE + i); run(&io, &c); }
+	for (int i = 0; wrong && i < 2; i++) run(&io, &(struct sqe){ .opcode = 0x7e, .cid = 9, .nsid = 1 });
+	if (!wrong) CHECK(!unmap(FREE, 5));
+	stop();
+}
 static void dma_remapped(void)
 {
 	start(ENTRIES);
@@ -404,7 +414,10 @@ static void namespace(void)
 static void admin_queue_changed(void)
 {
 	start(ENTRIES);
-	if (wrong) { set(0x24, 7 << 16 | 7); pause_us(20000); set(0x24, (ENTRIES - 1) << 16 | (ENTRIES - 1)); pause_us(20000); }
+	if (wrong) set(0x24, 7 << 16 | 7);
+	/* The device looks at all registers until it has executed a command. */
+	CHECK(!run(&admin, &(struct sqe){ .opcode = 6, .cid = 7, .prp1 = AT(IDENTIFY), .cdw10 = 1 }));
+	if (wrong) set(0x24, (ENTRIES - 1) << 16 | (ENTRIES - 1));
 	stop();
 }
 static void enable_wrong(void)
@@ -415,7 +428,8 @@ static void enable_wrong(void)
 	set64(0x28, AT(0) + (wrong ? 8 : 0));
 	set64(0x30, AT(1));
 	set(0x14, 1 | 6 << 16 | 4 << 20);
-	pause_us(20000);
+	/* It becomes ready, or fails. */
+	for (int i = 0; !(reg(0x1c) & 3); i++) { CHECK(i < 1000000); usleep(10); }
 	if (!wrong) shut_down();
 	set(0x14, 0);
 	wait_ready(0);
@@ -439,7 +453,16 @@ static void bus_master_off(void)
 	start(ENTRIES);
 	CHECK(!map(FREE, 1, BOTH));
 	struct sqe c = read_to(1, FREE);
-	if (wrong) { bus_master(0); queue(&io, &c); doorbell(&io); pause_us(20000); bus_master(1); set(0x14, 0); wait_ready(0); }
+	if (wrong) {
+		bus_master(0);
+		queue(&io, &c);
+		doorbell(&io);
+		/* It cannot fetch the command, and fails. */
+		for (int i = 0; !(reg(0x1c) & 2); i++) { CHECK(i < 1000000); usleep(10); }
+		bus_master(1);
+		set(0x14, 0);
+		wait_ready(0);
+	}
 	else { run(&io, &c); bus_master(1); shut_down(); set(0x14, 0); wait_ready(0); }
 	CHECK(!unmap(FREE, 1));
 	CHECK(!unmap(0, FREE));
@@ -489,6 +512,43 @@ static void reset_in_flight(void)
 	CHECK(!unmap(FREE, 16));
 	stop();
 }
+/* Commands are in flight at the moment that the program ends or stops the device. */
+static void four_reads(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 4, BOTH));
+	for (int i = 0; i < 4; i++) { struct sqe c = read_to(i, FREE + i); queue(&io, &c); doorbell(&io); }
+	if (!wrong) for (int i = 0; i < 4; i++) complete(&io, NULL);
+}
+static void exit_in_flight(void)
+{
+	four_reads();
+	if (wrong) _exit(0);
+	CHECK(!unmap(FREE, 4));
+	stop();
+}
+static void close_in_flight(void)
+{
+	four_reads();
+	if (wrong) { munmap((void *)bar, 0x8000); close(device); usleep(100000); }
+	CHECK(!unmap(FREE, 4));
+	if (wrong) CHECK(!unmap(0, FREE)); else stop();
+}
+static void disable_in_flight(void)
+{
+	four_reads();
+	if (!wrong) shut_down();
+	set(0x14, 0);
+	wait_ready(0);
+	CHECK(!unmap(FREE, 4) && !unmap(0, FREE));
+}
+static void reset_at_once(void)
+{
+	four_reads();
+	if (!wrong) shut_down();
+	CHECK(!ioctl(device, VFIO_DEVICE_RESET));
+	CHECK(!unmap(FREE, 4) && !unmap(0, FREE));
+}
 /* The device fails with the first command. */
 static void failure_ignored(void)
 {
@@ -532,7 +592,7 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "memory-gone", memory_gone }, { "overlapping-reads", overlapping_reads }, { "data-changed", data_changed },
 	{ "dma-direction", dma_direction }, { "map-refused-ignored", map_refused_ignored }, { "unmap-part", unmap_part },
 	{ "unmap-nothing", unmap_nothing }, { "entry-limit", entry_limit }, { "mapped-often", mapped_often },
-	{ "maps-left", maps_left }, { "doorbell-value", doorbell_value }, { "doorbell-queue", doorbell_queue },
+	{ "maps-left", maps_left }, { "repeated", repeated }, { "doorbell-value", doorbell_value }, { "doorbell-queue", doorbell_queue },
 	{ "cq-head-ahead", cq_head_ahead }, { "cq-double", cq_double },
 	{ "completion-queue-full", completion_queue_full }, { "entry-changed", entry_changed },
 	{ "command-id-twice", command_id_twice }, { "queue-unmapped", queue_unmapped }, { "queue-limit", queue_limit },
@@ -541,6 +601,7 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "admin-queue-changed", admin_queue_changed }, { "enable", enable_wrong }, { "enable-early", enable_early },
 	{ "bus-master-off", bus_master_off }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
 	{ "prp-list", prp_list }, { "prp-page", prp_page }, { "prp-second", prp_second }, { "prp-entry", prp_entry },
+	{ "exit-in-flight", exit_in_flight }, { "close-in-flight", close_in_flight }, { "disable-in-flight", disable_in_flight }, { "reset-at-once", reset_at_once },
 	{ "list-changed", list_changed }, { "list-unmapped", list_unmapped },
 	{ "munmap", gone_munmap }, { "mremap", gone_mremap }, { "madvise", gone_madvise }, { "fallocate", gone_fallocate },
 	{ "ftruncate", gone_ftruncate }, { "mmap", gone_mmap }, { "beside", beside },

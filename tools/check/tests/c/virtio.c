@@ -136,7 +136,7 @@ static int request(uint32_t kind, uint64_t sector, int page, uint32_t len)
 
 /* The device is late with every request. The rounds pause longer and longer: in one of them the request
  * was fetched before, and is not executed yet. */
-#define EACH_ROUND(pause) for (int pause = 10000; pause <= 80000; pause *= 2)
+#define EACH_ROUND(pause) for (int pause = 20000; pause <= 320000; pause *= 4)
 
 static void plain(void)
 {
@@ -379,6 +379,34 @@ static void reset_in_flight(void)
 	CHECK(!unmap(FREE, 1));
 	stop_disk();
 }
+/* Three requests are in flight at the moment that the program ends or stops the device. */
+static void three_reads(void)
+{
+	start_disk();
+	CHECK(!map(FREE, 3, BOTH));
+	for (int i = 0; i < 3; i++) submit(4 * i, READ, 0, AT(FREE + i), PAGE);
+	if (!wrong) for (int i = 0; i < 3; i++) finish();
+}
+static void disable_in_flight(void)
+{
+	three_reads();
+	reset();
+	CHECK(!unmap(FREE, 3) && !unmap(0, FREE));
+}
+static void reset_at_once(void)
+{
+	three_reads();
+	CHECK(!ioctl(device, VFIO_DEVICE_RESET));
+	CHECK(!unmap(FREE, 3) && !unmap(0, FREE));
+}
+static void close_in_flight(void)
+{
+	three_reads();
+	munmap((void *)bar, 0x4000);
+	close(device);
+	usleep(100000);
+	CHECK(!unmap(FREE, 3) && !unmap(0, FREE));
+}
 /* The pin: masked when it is delivered, and its cause is read from the interrupt status. */
 static void pin(void)
 {
@@ -414,6 +442,7 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "queue-limit", queue_limit }, { "queue-order", queue_order }, { "virtqueue", virtqueue }, { "features", features },
 	{ "lba-range", lba_range }, { "command-field", command_field }, { "opcode", opcode },
 	{ "bus-master-off", bus_master_off }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
+	{ "disable-in-flight", disable_in_flight }, { "reset-at-once", reset_at_once }, { "close-in-flight", close_in_flight },
 };
 
 int main(int argc, char **argv)

@@ -4,8 +4,9 @@
 use crate::args::{CheckArgs, CheckDevice, FailOn, SoftOptions, TargetSpec};
 use crate::failure::{Exit, Failure};
 use crate::output;
+use crate::units::counted;
 use pinfold_check::{
-    CheckConfig, CheckReport, DeviceConfig, DeviceModel, Ending, Finding, KINDS, Severity,
+    CheckConfig, CheckReport, DeviceConfig, DeviceModel, Ending, Fate, Finding, KINDS, Severity,
     run as run_program,
 };
 use pinfold_nvme_model::{FileMedia, Media, MemoryMedia};
@@ -37,6 +38,8 @@ struct JsonReport<'a> {
 struct JsonDevice<'a> {
     address: String,
     knobs: &'a [String],
+    #[serde(flatten)]
+    fate: Fate,
 }
 
 /// Returns the devices that the program finds: the controllers, then the disks.
@@ -151,12 +154,13 @@ fn text(args: &CheckArgs, config: &CheckConfig, report: &CheckReport) -> String 
         let ids = KINDS.iter().filter(|kind| kind.severity == severity).map(|kind| kind.id);
         ids.filter_map(|id| report.counts.get(id)).sum()
     };
-    let (errors, warnings) = (total(Severity::Error), total(Severity::Warning));
-    let notes = total(Severity::Note);
     let _ = writeln!(
         out,
-        "check: {} commands; {errors} errors, {warnings} warnings, {notes} notes{}",
-        report.commands,
+        "check: {}; {}, {}, {}{}",
+        counted(report.commands, "command"),
+        counted(total(Severity::Error), "error"),
+        counted(total(Severity::Warning), "warning"),
+        counted(total(Severity::Note), "note"),
         match report.ending {
             Ending::Exit(0) => String::new(),
             Ending::Exit(code) => format!("; the program returned {code}"),
@@ -164,6 +168,31 @@ fn text(args: &CheckArgs, config: &CheckConfig, report: &CheckReport) -> String 
             Ending::TimeLimit => "; the program was killed at the time limit".to_owned(),
         }
     );
+    let others: Vec<String> = report
+        .counts
+        .iter()
+        .map(|(id, all)| {
+            let printed = report.findings.iter().filter(|finding| finding.id == *id);
+            (id, all.saturating_sub(printed.map(|finding| finding.count).sum()))
+        })
+        .filter(|(_, others)| *others > 0)
+        .map(|(id, others)| format!("{others} {id}"))
+        .collect();
+    if !others.is_empty() {
+        let others = others.join(", ");
+        let _ = writeln!(out, "check: not printed, as three of the kind are: {others}");
+    }
+    for ((device, knobs), fate) in config.devices.iter().zip(&report.knobs).zip(&report.fates) {
+        for (is_it, what, knob) in
+            [(fate.failed, "failed", "cfs="), (fate.removed, "was removed", "remove=")]
+        {
+            let knob = knobs.iter().find(|own| own.starts_with(knob) && !own.ends_with("=0"));
+            let cause = knob.map(|knob| format!(" ({knob})")).unwrap_or_default();
+            if is_it {
+                let _ = writeln!(out, "check: the device {} {what}{cause}", device.bdf);
+            }
+        }
+    }
     if args.hostile.is_some() || !args.knob.is_empty() {
         let mut options = args.hostile.map(|seed| format!(" --hostile {seed}")).unwrap_or_default();
         for knob in &args.knob {
@@ -182,9 +211,13 @@ fn json(
     config: &CheckConfig,
     report: &CheckReport,
 ) -> Result<String, output::OutputError> {
-    let devices = config.devices.iter().zip(&report.knobs);
+    let devices = config.devices.iter().zip(&report.knobs).zip(&report.fates);
     let devices = devices
-        .map(|(device, knobs)| JsonDevice { address: device.bdf.to_string(), knobs })
+        .map(|((device, knobs), fate)| JsonDevice {
+            address: device.bdf.to_string(),
+            knobs,
+            fate: *fate,
+        })
         .collect();
     let (exit_code, signal) = match report.ending {
         Ending::Exit(code) => (Some(code), None),

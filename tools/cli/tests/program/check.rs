@@ -178,6 +178,37 @@ fn a_head_that_is_rung_twice() {
 }
 
 #[test]
+fn the_doorbells_before_an_end_count() {
+    // Longer than any pause between the doorbells and the end.
+    let late = ["--knob", "late=1,late-us=10000000"];
+    for (driver, device, fault, how, others) in [
+        ("faults", "--nvme", "disable-in-flight", "disabled with 4", &["shutdown-skipped"][..]),
+        ("faults", "--nvme", "reset-at-once", "reset with 4", &[]),
+        ("faults", "--nvme", "close-in-flight", "closed with 4", &["shutdown-skipped"]),
+        ("faults", "--nvme", "exit-in-flight", "closed with 4", &["shutdown-skipped", "maps-left"]),
+        ("virtio", "--virtio-blk", "disable-in-flight", "disabled with 3", &[]),
+        ("virtio", "--virtio-blk", "reset-at-once", "reset with 3", &[]),
+        ("virtio", "--virtio-blk", "close-in-flight", "closed with 3", &[]),
+    ] {
+        let program = program(driver);
+        let program = program.to_str().unwrap();
+        let device = [device, "soft:4M"];
+        let (_, report) = check(&[device, late].concat(), &[program, fault]);
+        let mut expected = [&["reset-in-flight"], others].concat();
+        expected.sort_unstable();
+        assert_eq!(ids(&report), expected, "{fault}: {report:#}");
+        let is_it = |finding: &&Value| finding["id"] == "reset-in-flight";
+        let finding = report["findings"].as_array().unwrap().iter().find(is_it).unwrap();
+        let text = format!("the device was {how} commands in flight");
+        assert!(finding["text"].as_str().unwrap().ends_with(&text), "{finding:#}");
+        // The clean twin.
+        let options = [&device[..], &["--fail-on", "note"]].concat();
+        let (ended, report) = check(&options, &[program, fault, "clean"]);
+        assert_eq!((ended.code, ids(&report).len()), (Some(0), 0), "{fault}: {report:#}{ended:#?}");
+    }
+}
+
+#[test]
 fn a_list_that_changes_in_flight() {
     let finding = planted_as("faults", LATE, "list-changed", "data-changed", &[]);
     assert!(finding["text"].as_str().unwrap().contains("the list that says where"), "{finding:#}");
@@ -199,7 +230,7 @@ fn a_32_bit_caller() {
 // The second function: a virtio disk.
 
 const DISK: &[&str] = &["--virtio-blk", "soft:4M", "--knob", "late=0"];
-const LATE_DISK: &[&str] = &["--virtio-blk", "soft:4M", "--knob", "late=1,late-us=250000"];
+const LATE_DISK: &[&str] = &["--virtio-blk", "soft:4M", "--knob", "late=1,late-us=600000"];
 
 macro_rules! planted_on_a_disk {
     ($($name:ident $id:literal [$device:ident] [$($consequence:literal),*];)*) => {
@@ -211,7 +242,7 @@ macro_rules! planted_on_a_disk {
 
 planted_on_a_disk! {
     a_disk_accesses_what_is_unmapped "dma-unmapped" [DISK] [];
-    a_disk_accesses_what_is_mapped_again "dma-remapped" [LATE_DISK] ["unmap-in-flight"];
+    a_disk_accesses_what_is_mapped_again "dma-remapped" [LATE_DISK] ["unmap-in-flight", "dma-unmapped"];
     a_request_of_a_disk_is_unmapped "unmap-in-flight" [LATE_DISK] ["dma-unmapped"];
     a_disk_accesses_memory_that_is_gone "memory-gone" [DISK] [];
     a_disk_reads_twice_into_the_same_bytes "overlapping-reads" [LATE_DISK] [];
@@ -639,6 +670,47 @@ fn a_device_that_is_removed_is_left_without_a_finding() {
 #[test]
 fn pages_that_this_program_does_not_know() {
     fails_with("mpsmin=1", &["8192 bytes (CAP.MPSMIN)"]);
+}
+
+#[test]
+fn a_report_says_what_became_of_the_device() {
+    let attack = program("attack");
+    let attack = attack.to_str().unwrap();
+    let device = "check: the device 0000:01:00.0";
+    for (mode, knob, line) in [
+        ("failed", "cfs=1", format!("{device} failed (cfs=1)\n")),
+        ("removed", "remove=1", format!("{device} was removed (remove=1)\n")),
+    ] {
+        let ended = pinfold(&["check", "--knob", knob, "--", attack, mode]);
+        assert_eq!(ended.err.matches(device).count(), 1, "{ended:#?}");
+        assert!(ended.err.contains(&line), "{ended:#?}");
+        let (_, report) = check(&["--knob", knob], &[attack, mode]);
+        let fate = ["failed", "removed"].map(|fate| report["devices"][0][fate].clone());
+        assert_eq!(fate, [mode == "failed", mode == "removed"], "{report:#}");
+    }
+    let faults = program("faults");
+    let ended = pinfold(&["check", "--", faults.to_str().unwrap(), "opcode"]);
+    assert!(!ended.err.contains(device), "{ended:#?}");
+}
+
+#[test]
+fn a_report_says_what_it_does_not_print() {
+    let faults = program("faults");
+    let faults = faults.to_str().unwrap();
+    let ended = pinfold(&["check", "--", faults, "repeated"]);
+    assert_eq!(ended.err.matches("error dma-unmapped: ").count(), 3, "{ended:#?}");
+    assert_eq!(ended.err.matches("found 2 times, this is the first").count(), 1, "{ended:#?}");
+    for line in [
+        "; 7 errors, 0 warnings, 0 notes\n",
+        "check: not printed, as three of the kind are: 2 dma-unmapped\n",
+    ] {
+        assert!(ended.err.contains(line), "{ended:#?}");
+    }
+    let ended = pinfold(&["check", "--", faults, "maps-left"]);
+    for line in [" with 1 mapping in it\n", "0 errors, 0 warnings, 1 note\n"] {
+        assert!(ended.err.contains(line), "{ended:#?}");
+    }
+    assert!(!ended.err.contains("not printed") && !ended.err.contains("times"), "{ended:#?}");
 }
 
 #[test]
