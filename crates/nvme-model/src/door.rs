@@ -125,8 +125,9 @@ pub enum ModelEvent<'a> {
         value: u32,
         /// The number of entries of the queue.
         entries: u32,
-        /// Of a completion queue's head that would pass empty entries: the first of these.
-        tail: Option<u32>,
+        /// Of a completion queue's head that would pass empty entries: the first of these. Of a
+        /// submission queue's tail that would pass the head: the head.
+        passed: Option<u32>,
     },
     /// A queue was created.
     Created {

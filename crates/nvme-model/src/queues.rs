@@ -138,7 +138,7 @@ impl CompletionQueue {
         if let Some((body, last)) = cqe.as_bytes().split_last_chunk::<4>() {
             bus.write(Iova::new(at), body)?;
             // The host may ring as soon as it sees the phase.
-            registers.set_completion_tail(self.id, self.next_tail());
+            registers.set_end(self.id, Doorbell::CompletionHead, self.next_tail());
             bus.write_u32_release(Iova::new(at.wrapping_add(12)), u32::from_le_bytes(*last))?;
         }
         self.tail += 1;
@@ -213,6 +213,8 @@ impl Queues {
             return Ok(false);
         };
         let Some(Some(cq)) = self.completion.get_mut(usize::from(sq.cq)) else { return Ok(false) };
+        // Of one that waits for a free entry too: its queue may be deleted until then.
+        registers.set_end(command.queue, Doorbell::SubmissionTail, sq.head);
         let cqe = Cqe {
             result: U32::new(result.value),
             result_high: U32::new(0),

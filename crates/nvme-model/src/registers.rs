@@ -9,21 +9,27 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
-/// A doorbell: its value, the size of its queue (0: there is none), and, of a completion queue, the
-/// entry that the controller writes next.
+/// A doorbell: its value, the size of its queue (0: there is none), and the queue's other end, as
+/// the controller has it. Of a completion queue that is the entry which it writes next, of a
+/// submission queue the head that completions have reported.
 #[derive(Debug, Default)]
 struct DoorbellRegister {
     value: AtomicU32,
     queue_size: AtomicU32,
-    tail: AtomicU32,
+    end: AtomicU32,
 }
 
 impl DoorbellRegister {
-    /// Returns whether the head may be `value`: it passes no entry that is empty.
-    fn is_completed(&self, value: u32, size: u32) -> bool {
-        let (head, tail) = (self.value.load(Ordering::SeqCst), self.tail.load(Ordering::SeqCst));
-        let distance = |to: u32| (to + size - head) % size;
-        distance(value) <= distance(tail)
+    /// Returns whether the value may become `new`. A head passes no entry that is empty; a tail
+    /// passes the head by no entry, as it does for more commands than are free: a driver that goes
+    /// around the whole queue between two looks is not told apart from one that does not.
+    fn may_become(&self, new: u32, size: u32, is_completion: bool) -> bool {
+        let (value, end) = (self.value.load(Ordering::SeqCst), self.end.load(Ordering::SeqCst));
+        let distance = |from: u32, to: u32| (to + size - from) % size;
+        match is_completion {
+            true => distance(value, new) <= distance(value, end),
+            false => distance(end, value) <= distance(end, new),
+        }
     }
 }
 
@@ -48,8 +54,8 @@ pub(crate) struct BadDoorbell {
     pub(crate) queue: Option<(u16, QueueKind)>,
     pub(crate) value: u32,
     pub(crate) entries: u32,
-    /// Of a head that passes empty entries: the first of these.
-    pub(crate) tail: Option<u32>,
+    /// Of a value that passes the queue's other end: that end.
+    pub(crate) passed: Option<u32>,
 }
 
 /// What a scan of the shared registers found.
@@ -261,15 +267,16 @@ impl RegisterFile {
     pub(crate) fn set_queue_size(&self, queue: u16, which: Doorbell, size: u32) {
         if let Some(doorbell) = self.doorbell_register(queue, which) {
             doorbell.value.store(0, Ordering::Release);
-            doorbell.tail.store(0, Ordering::Release);
+            doorbell.end.store(0, Ordering::Release);
             doorbell.queue_size.store(size, Ordering::Release);
         }
     }
 
-    /// Shows which entry of a completion queue is written next, before its last one becomes valid.
-    pub(crate) fn set_completion_tail(&self, queue: u16, tail: u32) {
-        if let Some(doorbell) = self.doorbell_register(queue, Doorbell::CompletionHead) {
-            doorbell.tail.store(tail, Ordering::SeqCst);
+    /// Shows the other end of a queue: which entry of a completion queue is written next, or which
+    /// head of a submission queue a completion reports; before that completion becomes valid.
+    pub(crate) fn set_end(&self, queue: u16, which: Doorbell, end: u32) {
+        if let Some(doorbell) = self.doorbell_register(queue, which) {
+            doorbell.end.store(end, Ordering::SeqCst);
         }
     }
 
@@ -325,14 +332,14 @@ impl RegisterFile {
         let doorbell = doorbell.filter(|_| distance.is_multiple_of(stride));
         let size = doorbell.map_or(0, |doorbell| doorbell.queue_size.load(Ordering::Acquire));
         let is_completion = !index.is_multiple_of(2);
-        let tail = match doorbell {
+        let passed = match doorbell {
             Some(doorbell) if value < size => {
-                if !is_completion || doorbell.is_completed(value, size) {
+                if doorbell.may_become(value, size, is_completion) {
                     doorbell.value.store(value, Ordering::SeqCst);
                     self.doorbell_writes.fetch_add(1, Ordering::Relaxed);
                     return Ok(());
                 }
-                Some(doorbell.tail.load(Ordering::SeqCst))
+                Some(doorbell.end.load(Ordering::SeqCst))
             }
             _ => None,
         };
@@ -342,7 +349,7 @@ impl RegisterFile {
         let kind = if is_completion { QueueKind::Completion } else { QueueKind::Submission };
         let queue = u16::try_from(index / 2).ok().map(|id| (id, kind));
         let queue = queue.filter(|_| distance.is_multiple_of(stride));
-        Err(BadDoorbell { at, queue, value, entries: size, tail })
+        Err(BadDoorbell { at, queue, value, entries: size, passed })
     }
 }
 
@@ -408,5 +415,51 @@ impl Registers for ModelRegisters {
             offset::ACQ => self.file.acq.store(value, Ordering::SeqCst),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A queue pair of eight entries; `write` rings its doorbell, and returns the end that the value
+    /// passes.
+    fn pair() -> RegisterFile {
+        let file = RegisterFile::new(Cap::new(63, 1, 0), 0x20000, 1, None);
+        file.set_queue_size(1, Doorbell::SubmissionTail, 8);
+        file.set_queue_size(1, Doorbell::CompletionHead, 8);
+        file
+    }
+
+    fn ring(file: &RegisterFile, at: u32, value: u32) -> Option<u32> {
+        file.write_doorbell(offset::DOORBELLS + at, value).err().map(|bad| bad.passed.unwrap())
+    }
+
+    #[test]
+    fn a_tail_passes_no_head() {
+        let file = pair();
+        let tail = |value| ring(&file, 8, value);
+        assert_eq!([7, 0, 3, 6].map(tail), [None, Some(0), Some(0), Some(0)]);
+        assert_eq!(file.doorbell(1, Doorbell::SubmissionTail), 7);
+        // The same value again adds nothing.
+        assert_eq!(tail(7), None);
+        file.set_end(1, Doorbell::SubmissionTail, 5);
+        assert_eq!([0, 4, 5, 3].map(tail), [None, None, Some(5), Some(5)]);
+        file.set_end(1, Doorbell::SubmissionTail, 4);
+        assert_eq!([5, 3, 4].map(tail), [None, None, Some(4)]);
+        // A new queue begins anew.
+        file.set_queue_size(1, Doorbell::SubmissionTail, 8);
+        assert_eq!([1, 7].map(tail), [None, None]);
+    }
+
+    #[test]
+    fn a_head_passes_no_tail() {
+        let file = pair();
+        let head = |value| ring(&file, 12, value);
+        assert_eq!([0, 1].map(head), [None, Some(0)]);
+        file.set_end(1, Doorbell::CompletionHead, 5);
+        assert_eq!([3, 6, 2, 5, 6].map(head), [None, Some(5), Some(5), None, Some(5)]);
+        file.set_end(1, Doorbell::CompletionHead, 2);
+        assert_eq!([7, 2, 3].map(head), [None, None, Some(2)]);
     }
 }

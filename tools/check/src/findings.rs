@@ -111,6 +111,10 @@ kinds! {
         "set a completion queue's doorbell to the entry after the last one whose phase says that it is \
          new, once for each that was taken: the device may refuse the value, or overwrite completions"
         "NVM Express Base 2.0, 5.2 (Invalid Doorbell Write Value)";
+    SQ_OVERRUN "sq-overrun" Error
+        "keep one entry of a submission queue free, and take an entry for free only after a completion \
+         whose SQHD has passed it: the device may refuse the value, or miss commands"
+        "NVM Express Base 2.0, 5.2 (Invalid Doorbell Write Value)";
     DOORBELL_QUEUE "doorbell-queue" Error
         "ring only doorbells of queues that exist, at 1000h + (2 * queue + is completion) * (4 << \
          CAP.DSTRD); notify only queues that are enabled, after DRIVER_OK"

@@ -139,8 +139,8 @@ impl<B: Bus> Engine<B> {
             self.observe(&ModelEvent::EarlyChange);
         }
         for bad in &scan.bad_doorbells {
-            let BadDoorbell { at, queue, value, entries, tail } = *bad;
-            self.observe(&ModelEvent::BadDoorbell { at, queue, value, entries, tail });
+            let BadDoorbell { at, queue, value, entries, passed } = *bad;
+            self.observe(&ModelEvent::BadDoorbell { at, queue, value, entries, passed });
         }
         scan.any
     }

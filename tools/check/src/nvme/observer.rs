@@ -201,14 +201,22 @@ impl Observing {
         self.watch.add(kind, text, self.described(queue, command));
     }
 
-    /// Reports a head that passes empty entries, from `tail` on.
-    fn passed(&self, at: u32, queue: Option<(u16, QueueKind)>, value: u32, tail: u32) {
-        let id = queue.map_or(0, |(id, _)| id);
-        let text = format!(
-            "the doorbell of completion queue {id} ({at:#x}) was set to {value}, past the last \
-             completion: the next one comes to entry {tail}"
-        );
-        self.watch.add(&findings::HEAD_AHEAD, text, Vec::new);
+    /// Reports a doorbell whose value passes the other end of its queue.
+    fn passed(&self, at: u32, (id, kind): (u16, QueueKind), value: u32, end: u32) {
+        let what = format!("the doorbell of {kind} queue {id} ({at:#x}) was set to {value}, past");
+        let (finding, text) = match kind {
+            QueueKind::Completion => (
+                &findings::HEAD_AHEAD,
+                format!("{what} the last completion: the next one comes to entry {end}"),
+            ),
+            QueueKind::Submission => (
+                &findings::SQ_OVERRUN,
+                format!(
+                    "{what} the head: completions have released the entries before entry {end}"
+                ),
+            ),
+        };
+        self.watch.add(finding, text, Vec::new);
     }
 
     fn bad_doorbell(&self, at: u32, queue: Option<(u16, QueueKind)>, value: u32, entries: u32) {
@@ -261,10 +269,12 @@ impl Observer for Observing {
                 let text = "CC.EN changed before CSTS.RDY had followed the last change".to_owned();
                 watch.add(&findings::EARLY_CHANGE, text, Vec::new);
             }
-            ModelEvent::BadDoorbell { at, queue, value, entries, tail } => match tail {
-                Some(tail) => self.passed(at, queue, value, tail),
-                None => self.bad_doorbell(at, queue, value, entries),
-            },
+            ModelEvent::BadDoorbell { at, queue, value, entries, passed } => {
+                match (queue, passed) {
+                    (Some(queue), Some(end)) => self.passed(at, queue, value, end),
+                    _ => self.bad_doorbell(at, queue, value, entries),
+                }
+            }
             ModelEvent::Created { kind, id, base, entries } => {
                 let bytes = match kind {
                     QueueKind::Submission => 64,

@@ -123,6 +123,9 @@ planted! {
     mappings_that_are_left "maps-left" [PLAIN] [];
     a_doorbell_out_of_range "doorbell-value" [PLAIN] [];
     a_head_before_its_completion "cq-head-ahead" [PLAIN] [];
+    a_tail_that_passes_the_head "sq-overrun" [PLAIN] [
+        "completion-queue-full", "reset-in-flight", "shutdown-skipped"
+    ];
     a_doorbell_of_no_queue "doorbell-queue" [PLAIN] [];
     a_full_completion_queue "completion-queue-full" [PLAIN] [];
     an_entry_that_changes "entry-changed" [LATE] [];
