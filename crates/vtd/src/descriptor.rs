@@ -1,6 +1,7 @@
 //! Descriptors of the invalidation queue, 128 bits each ("Queued Invalidation Interface"). Bits that
 //! are not named here are reserved, and 0.
 
+use crate::domain::TlbDevice;
 use crate::source::SourceId;
 use pinfold_core::addr::PhysAddr;
 use pinfold_core::invalidate::Scope;
@@ -39,8 +40,12 @@ pub(crate) const fn all_contexts() -> Words {
     [CONTEXT | GLOBAL, 0]
 }
 
-/// Drops the context entry of one device. DID is in bits 16 to 31, SID in 32 to 47; FM, bits 48 and
-/// 49, is 0: the function as it is.
+/// The identifier that context entries are cached by which are not present ("Caching Mode").
+pub(crate) const NOT_PRESENT: u16 = 0;
+
+/// Drops the context entry of one device, which is cached as one of `domain` or as
+/// [`NOT_PRESENT`]. DID is in bits 16 to 31, SID in 32 to 47; FM, bits 48 and 49, is 0: the function
+/// as it is.
 pub(crate) const fn context(domain: u16, device: SourceId) -> Words {
     [CONTEXT | NARROW | (domain as u64) << 16 | (device.0 as u64) << 32, 0]
 }
@@ -68,8 +73,17 @@ pub(crate) fn translations(domain: u16, scope: Scope, leaf_only: bool) -> Words 
 /// Drops what the TLB of a device holds in `scope`. SID is in bits 32 to 47, the flushes that the
 /// device can queue (0: 32) in bits 16 to 20. With S, the lowest bit of the page number that is 0
 /// tells the size: 2 to the power of one more than its place.
-pub(crate) fn device_tlb(device: SourceId, queue_depth: u8, scope: Scope) -> Words {
-    let low = DEVICE_TLB | u64::from(queue_depth & 0x1f) << 16 | u64::from(device.0) << 32;
+///
+/// `throttled` says whether the unit limits flushes by physical function (DIT): then PFSID, bits 12
+/// to 15 and 52 to 63, is the device, a physical function. Else these bits are reserved.
+pub(crate) fn device_tlb(
+    TlbDevice { device, queue_depth }: TlbDevice,
+    throttled: bool,
+    scope: Scope,
+) -> Words {
+    let source = u64::from(device.0);
+    let function = if throttled { (source & 0xf) << 12 | source >> 4 << 52 } else { 0 };
+    let low = DEVICE_TLB | u64::from(queue_depth & 0x1f) << 16 | source << 32 | function;
     let high = match scope {
         // All addresses: every bit but the highest is 1.
         Scope::Domain => (u64::MAX >> 1) & !0xfff | SIZE,

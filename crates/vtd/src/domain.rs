@@ -155,6 +155,7 @@ impl<R: Registers, W: WriteBack, T: Send + Sync> InvalidationQueue for DomainQue
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         let did = self.state.id;
         let narrow = self.queue.capabilities.flushes_pages();
+        let throttled = self.queue.capabilities.throttles_by_function();
         // Locked until all are written: there is one flush for each device that is counted.
         let devices = self.state.devices.lock();
         let flushes = |descriptor: &Descriptor| match descriptor {
@@ -171,8 +172,8 @@ impl<R: Registers, W: WriteBack, T: Send + Sync> InvalidationQueue for DomainQue
                     }
                     Descriptor::Fence => put(self.queue.fence()),
                     Descriptor::DeviceTlb(scope) => {
-                        for TlbDevice { device, queue_depth } in devices.iter() {
-                            put(descriptor::device_tlb(*device, *queue_depth, scope));
+                        for tlb in devices.iter() {
+                            put(descriptor::device_tlb(*tlb, throttled, scope));
                         }
                     }
                 }

@@ -214,6 +214,11 @@ impl Capabilities {
         self.ecap(2)
     }
 
+    /// DIT, bit 41: flushes of devices' TLBs are limited by physical function, which they name.
+    pub const fn throttles_by_function(self) -> bool {
+        self.ecap(41)
+    }
+
     /// The fewest levels that translate all addresses that a device may use, else the most that
     /// there are.
     pub fn levels(self) -> Option<u8> {

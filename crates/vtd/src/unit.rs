@@ -188,11 +188,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         memory: Box<dyn TableMemory>,
         phys_bits: u32,
     ) -> Result<Arc<Self>, UnitError> {
-        let status = registers.read32(GSTS);
-        let used = Global::TRANSLATION | Global::QUEUE | Global::INTERRUPTS;
-        if Global::from_bits_retain(status).intersects(used) {
-            return Err(UnitError::InUse { status });
-        }
+        refuse_in_use(&registers)?;
         let capabilities = Capabilities::read(&registers);
         let checks = [
             (capabilities.queued_invalidation(), "it has no queued invalidation (ECAP, QI)"),
@@ -242,12 +238,6 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         self.capabilities
     }
 
-    /// Gives a command, one at a time.
-    fn command(&self, bit: Global, on: bool, what: &'static str) -> Result<(), UnitError> {
-        let _one = self.commands.lock();
-        command(self.registers(), bit, on, what)
-    }
-
     /// Enables the unit: from here on a device reaches what the domain maps that it is attached to,
     /// and a device that is attached to none reaches nothing.
     ///
@@ -256,21 +246,24 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     /// table; translation; and the end of the regions that were protected instead.
     ///
     /// # Errors
-    /// [`UnitError::Command`], [`UnitError::NotFlushed`]. What was enabled before the step that
-    /// failed stays so.
+    /// [`UnitError::InUse`] if it is enabled already, by this program or another: no register has
+    /// been written. [`UnitError::Command`], [`UnitError::NotFlushed`]: what was enabled before the
+    /// step that failed stays so.
     pub fn enable(&self) -> Result<(), UnitError> {
+        let _one = self.commands.lock();
+        refuse_in_use(self.registers())?;
         // Polled, not interrupted.
         self.registers().write32(FECTL, EVENT_MASKED);
         self.registers().write32(IECTL, EVENT_MASKED);
         let root = self.tables.lock().root.phys;
         // TTM, bits 10 and 11, is 0: legacy mode.
         self.registers().write64(RTADDR, root.raw());
-        self.command(Global::ROOT_TABLE, true, "to take the root table")?;
+        command(self.registers(), Global::ROOT_TABLE, true, "to take the root table")?;
         self.queue.place();
-        self.command(Global::QUEUE, true, "to enable the queue")?;
+        command(self.registers(), Global::QUEUE, true, "to enable the queue")?;
         self.flush(&[descriptor::all_contexts()], "all context entries")?;
         self.flush(&[descriptor::all_translations()], "all translations")?;
-        self.command(Global::TRANSLATION, true, "to enable translation")?;
+        command(self.registers(), Global::TRANSLATION, true, "to enable translation")?;
         if self.capabilities.has_protected_regions() {
             let value = self.registers().read32(PMEN);
             self.registers().write32(PMEN, value & !PROTECTED_ENABLE);
@@ -405,7 +398,9 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
 
     /// Attaches a device: it reaches what the domain maps. With `tlb`, which is how many flushes the
     /// device can queue (ATS, "Invalidate Queue Depth"; 0 stands for 32), it may translate addresses
-    /// by itself; the caller enables ATS in the device afterwards.
+    /// by itself; it is a physical function. The caller enables ATS in it afterwards, and then it has
+    /// cached nothing yet. Until then it may leave flushes of the domain unanswered, which the unit
+    /// reports after its time-out, and which are submitted again.
     ///
     /// # Errors
     /// [`UnitError::Attached`], [`UnitError::NoPages`], [`UnitError::Unsupported`] (a TLB that the
@@ -443,11 +438,11 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         }
         // With caching mode the unit may have cached that nothing is there, and without it no entry
         // that is not present: one flush serves both. The table's entries likewise.
-        self.flush_context(device, &domain.state)
+        self.flush_context(device, descriptor::NOT_PRESENT, did)
     }
 
-    /// Detaches a device: when this returns, it reaches nothing. The caller has ended ATS in the
-    /// device before.
+    /// Detaches a device: when this returns, it reaches nothing. The caller ends ATS in the device
+    /// afterwards: without it, a device need not answer the flush of its TLB.
     ///
     /// # Errors
     /// [`UnitError::NotAttached`]: nothing has changed. [`UnitError::NotFlushed`]: the device may
@@ -465,27 +460,25 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
             high.store(0, Ordering::Relaxed);
             W::write_back(core::slice::from_ref(high));
         }
-        self.flush_context(device, &domain.state)?;
-        // Only now: the flush above has named its TLB.
+        // Each behind a wait, since each is filled from the one before ("Invalidation of Translation
+        // Caches").
+        self.flush_context(device, did, did)?;
+        if let Some(tlb) = domain.state.tlb_of(device) {
+            let throttled = self.capabilities.throttles_by_function();
+            let flush = descriptor::device_tlb(tlb, throttled, Scope::Domain);
+            self.flush(&[flush], "a device's TLB")?;
+        }
+        // Only now: until here the domain's flushes name it too.
         domain.state.remove_tlb(device);
         Ok(())
     }
 
-    /// Flushes the context entry of a device, then what was cached by it, then the device's TLB: in
-    /// this order, each behind a wait, since each is filled from the one before ("Invalidation of
-    /// Translation Caches").
-    fn flush_context(&self, device: SourceId, domain: &DomainState) -> Result<(), UnitError> {
-        let did = domain.id;
-        self.flush(&[descriptor::context(did, device)], "a context entry")?;
+    /// Flushes the context entry of a device, which is cached as one of domain `cached`, and then
+    /// what is cached of the domain `did`.
+    fn flush_context(&self, device: SourceId, cached: u16, did: u16) -> Result<(), UnitError> {
+        self.flush(&[descriptor::context(cached, device)], "a context entry")?;
         let translations = descriptor::translations(did, Scope::Domain, false);
-        self.flush(&[translations], "a domain's translations")?;
-        match domain.tlb_of(device) {
-            Some(tlb) => {
-                let flush = descriptor::device_tlb(device, tlb.queue_depth, Scope::Domain);
-                self.flush(&[flush], "a device's TLB")
-            }
-            None => Ok(()),
-        }
+        self.flush(&[translations], "a domain's translations")
     }
 
     /// The context entry of a device: the low and the high word. Entry `n` of the root table has 16
@@ -592,6 +585,16 @@ pub unsafe fn disable(registers: &impl Registers) -> Result<(), UnitError> {
     let is_empty = || place(IQH) == place(IQT);
     poll(registers, "to empty the queue", is_empty, true)?;
     command(registers, Global::QUEUE, false, "to disable the queue")
+}
+
+/// Refuses a unit of which something is enabled.
+fn refuse_in_use(registers: &impl Registers) -> Result<(), UnitError> {
+    let status = registers.read32(GSTS);
+    let used = Global::TRANSLATION | Global::QUEUE | Global::INTERRUPTS;
+    if Global::from_bits_retain(status).intersects(used) {
+        return Err(UnitError::InUse { status });
+    }
+    Ok(())
 }
 
 /// Gives a command, and waits until the status says that it has been carried out: bit `bit` is

@@ -4,6 +4,7 @@ use super::double::{
     Double, Heap, Identity, QEMU_CAP, QEMU_ECAP, SNOOPING as CAP, SNOOPING_EXTENDED as ECAP,
 };
 use crate::descriptor;
+use crate::domain::TlbDevice;
 use crate::registers::Capabilities;
 use crate::source::SourceId;
 use crate::unit::Unit;
@@ -66,15 +67,19 @@ fn descriptors_have_the_bits_of_the_specification() {
 
 #[test]
 fn a_device_tlb_flush_tells_its_size_by_the_lowest_zero() {
-    let device = SourceId(0x121c);
-    let flush = |scope| descriptor::device_tlb(device, 5, scope);
+    let device = |queue_depth| TlbDevice { device: SourceId(0x121c), queue_depth };
+    let flush = |scope| descriptor::device_tlb(device(5), false, scope);
     assert_eq!(flush(block(0x1234, 0)), [0x121c_0005_0003, 0x123_4000]);
     assert_eq!(flush(block(0x1234, 1)), [0x121c_0005_0003, 0x123_4001]);
     assert_eq!(flush(block(0x1234, 2))[1], 0x123_5001);
     assert_eq!(flush(block(0x1200, 9))[1], 0x12f_f001);
     assert_eq!(flush(Scope::Domain)[1], 0x7fff_ffff_ffff_f001);
     // The depth has five bits, of which all 0 stand for 32.
-    assert_eq!(descriptor::device_tlb(device, 32, Scope::Domain)[0], 0x121c_0000_0003);
+    let depth = descriptor::device_tlb(device(32), false, Scope::Domain)[0];
+    assert_eq!(depth, 0x121c_0000_0003);
+    // PFSID in two parts, which are reserved where flushes are not limited by it.
+    let throttled = descriptor::device_tlb(device(5), true, block(0x1234, 0));
+    assert_eq!(throttled, [0x1210_121c_0005_c003, 0x123_4000]);
 }
 
 #[test]
@@ -82,6 +87,8 @@ fn capabilities_of_a_known_unit_are_read() {
     let known = Capabilities { cap: QEMU_CAP, ecap: QEMU_ECAP };
     assert_eq!(known.domains(), 1 << 16);
     assert!(known.caching_mode() && known.flushes_pages() && known.drains());
+    assert!(!known.throttles_by_function());
+    assert!(Capabilities { cap: 0, ecap: 1 << 41 }.throttles_by_function());
     assert!(known.queued_invalidation() && !known.coherent() && !known.device_tlbs());
     assert!(!known.needs_write_buffer_flush() && !known.has_protected_regions());
     assert!(

@@ -143,7 +143,8 @@ pub(crate) struct State {
     iqt: u64,
     records: Vec<[u64; 2]>,
     next_record: usize,
-    contexts: BTreeMap<u16, [u64; 2]>,
+    /// Context entries, and the domain that each is cached as one of.
+    contexts: BTreeMap<u16, (u16, [u64; 2])>,
     iotlb: BTreeMap<(u16, u64), (u64, Rights)>,
     /// Pages of level 1, by domain and the upper bits of the address.
     links: BTreeMap<(u16, u64), u64>,
@@ -392,9 +393,9 @@ impl State {
                 only(0, high)?;
                 match granularity {
                     1 => self.contexts.clear(),
-                    3 => {
-                        self.contexts.remove(&sid);
-                    }
+                    // Of another domain it is left: "software programs the identifier that the
+                    // entry was cached with".
+                    3 => self.contexts.retain(|device, entry| (*device, entry.0) != (sid, did)),
                     _ => return None,
                 }
                 self.log.push(format!("context {granularity}"));
@@ -436,7 +437,14 @@ impl State {
             3 => {
                 only(0xfff0_ffff_001f_f00f, low)?;
                 only(!0xffe, high)?;
-                if self.mute.contains(&sid) {
+                // PFSID: the device itself, where the unit limits flushes by it.
+                let function = low >> 12 & 0xf | low >> 52 << 4;
+                let throttled = Capabilities { cap: 0, ecap: self.ecap }.throttles_by_function();
+                if function != if throttled { u64::from(sid) } else { 0 } {
+                    return None;
+                }
+                // A device without ATS need not answer.
+                if self.mute.contains(&sid) || !self.ats.contains(&sid) {
                     self.log.push("no answer".into());
                     self.fsts |= 1 << 6;
                     return Some(());
@@ -487,7 +495,7 @@ impl State {
     }
 
     fn context(&mut self, sid: u16) -> Result<[u64; 2], u64> {
-        if let Some(entry) = self.contexts.get(&sid) {
+        if let Some((_, entry)) = self.contexts.get(&sid) {
             return if entry[0] & 1 == 0 { Err(2) } else { Ok(*entry) };
         }
         let read = |state: &Self, at| state.read(at).ok_or(8_u64);
@@ -495,14 +503,18 @@ impl State {
         if read(self, self.root + u64::from(sid >> 8) * 16 + 8)? != 0 || root & 0xffe != 0 {
             return Err(10);
         }
+        let caching_mode = self.cap >> 7 & 1 != 0;
         if root & 1 == 0 {
+            if caching_mode {
+                self.contexts.insert(sid, (0, [0; 2]));
+            }
             return Err(1);
         }
         let at = (root & !0xfff) + u64::from(sid & 0xff) * 16;
         let entry = [read(self, at)?, read(self, at + 8)?];
         if entry[0] & 1 == 0 {
-            if self.cap >> 7 & 1 != 0 {
-                self.contexts.insert(sid, entry);
+            if caching_mode {
+                self.contexts.insert(sid, (0, entry));
             }
             return Err(2);
         }
@@ -514,7 +526,7 @@ impl State {
         if !supported || entry[0] >> 2 & 3 > 1 {
             return Err(3);
         }
-        self.contexts.insert(sid, entry);
+        self.contexts.insert(sid, ((entry[1] >> 8) as u16, entry));
         Ok(entry)
     }
 

@@ -14,7 +14,10 @@ use pinfold_core::domain::{Domain, Mapping, TableBackend};
 use pinfold_core::invalidate::{
     Descriptor, Flush, InvalidationQueue, Invalidator, QueueError, Scope, Ticket,
 };
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Wake, Waker};
 
 type Backend = TableBackend<crate::SecondStage<Coherent>, DomainQueue<Double, Coherent, Identity>>;
 
@@ -76,10 +79,10 @@ fn a_status_that_no_wait_has_written_is_not_believed() {
     queue.submit(&[DOMAIN], Some(Ticket(101))).unwrap();
     let at = unit.status_for_test(attachments.id());
     for wrong in [102, 99, 0, u32::MAX] {
-        at.store(wrong.into(), std::sync::atomic::Ordering::Release);
+        at.store(wrong.into(), Ordering::Release);
         assert_eq!(queue.completed(), Ticket(100), "{wrong}");
     }
-    at.store(101, std::sync::atomic::Ordering::Release);
+    at.store(101, Ordering::Release);
     assert_eq!(queue.completed(), Ticket(101));
 }
 
@@ -111,6 +114,7 @@ fn a_submission_and_a_poll_allocate_nothing() {
     let (double, unit) = enabled::<Coherent>(CAP, ECAP);
     let (domain, attachments) = domain(&unit);
     unit.attach(DEVICE, &attachments, Some(0)).unwrap();
+    double.state().ats.insert(DEVICE.0);
     let map = || domain.map(Payload::new(1), FromDevice).unwrap();
     // What is allocated once.
     drop(map().unmap().unwrap());
@@ -144,6 +148,7 @@ fn with_two_tlbs() -> (Double, Invalidator<DomainQueue<Double, Coherent, Identit
     let (_, attachments) = domain(&unit);
     unit.attach(DEVICE, &attachments, Some(1)).unwrap();
     unit.attach(SourceId(0x777), &attachments, Some(1)).unwrap();
+    double.state().ats.extend([DEVICE.0, 0x777]);
     double.state().log.clear();
     let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
     (double, Invalidator::new(queue))
@@ -269,6 +274,45 @@ fn a_device_that_does_not_answer_completes_nothing_until_it_does() {
         drop(revoked.wait().unwrap());
         assert_eq!(double.access(DEVICE, iova, true), None);
     }
+}
+
+#[test]
+fn a_flush_before_ats_is_enabled_completes_once_it_is() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, attachments) = domain(&unit);
+    let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+    unit.attach(DEVICE, &attachments, Some(4)).unwrap();
+    assert!(!double.state().log.iter().any(|entry| entry == "no answer"), "nothing is cached yet");
+    let Err(revoked) = mapping.revoke().poll() else { panic!("the device has not answered") };
+    assert_eq!(double.state().log.last().unwrap(), "no answer");
+    double.state().ats.insert(DEVICE.0);
+    drop(revoked.wait().unwrap());
+}
+
+/// A queue without an interrupt and without a thread has a task look again at once.
+#[test]
+fn a_task_looks_again_until_its_flush_has_ended() {
+    struct Wakes(AtomicU32);
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, _) = domain(&unit);
+    let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+    double.state().holds = true;
+    let mut task = pin!(mapping.revoke().into_future());
+    let wakes = Arc::new(Wakes(AtomicU32::new(0)));
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut context = Context::from_waker(&waker);
+    for polls in 1..4 {
+        assert!(task.as_mut().poll(&mut context).is_pending());
+        assert_eq!(wakes.0.load(Ordering::Relaxed), polls);
+    }
+    double.state().holds = false;
+    double.run();
+    assert!(task.as_mut().poll(&mut context).is_ready());
 }
 
 #[test]

@@ -50,6 +50,30 @@ fn a_unit_is_enabled_in_the_order_of_the_specification() {
 }
 
 #[test]
+fn a_unit_is_enabled_once() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, attachments) = domain(&unit);
+    unit.attach(DEVICE, &attachments, None).unwrap();
+    double.state().log.clear();
+    let tails = double.counts().0;
+    assert!(matches!(unit.enable(), Err(UnitError::InUse { .. })));
+    assert_eq!((double.counts().0, double.state().log.len()), (tails, 0), "no register is written");
+    // Another program may have taken it since it was looked at.
+    let other = Unit::<_, Coherent>::new(Double::new(CAP, ECAP), Box::new(Heap), 48).unwrap();
+    other.registers().state().gsts = 1 << 26;
+    assert_eq!(other.enable(), Err(UnitError::InUse { status: 1 << 26 }));
+    // It is disabled, and enabled again.
+    let mapping = domain.map(Payload::new(1), Bidirectional).unwrap();
+    let iova = mapping.iova().start().raw();
+    assert!(double.access(DEVICE, iova, true).is_some());
+    // SAFETY: no device is active.
+    unsafe { unit.disable() }.unwrap();
+    unit.enable().unwrap();
+    drop(mapping.unmap().unwrap());
+    assert_eq!(double.access(DEVICE, iova, true), None);
+}
+
+#[test]
 fn a_unit_is_disabled_when_its_queue_is_empty() {
     let (double, unit) = enabled::<Coherent>(CAP, ECAP);
     let (domain, attachments) = domain(&unit);
@@ -206,9 +230,9 @@ fn a_device_that_is_detached_reaches_nothing() {
     let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
     let iova = mapping.iova().start().raw();
     assert!(double.access(DEVICE, iova, true).is_some());
-    double.state().ats.clear();
     double.state().log.clear();
     unit.detach(DEVICE, &attachments).unwrap();
+    double.state().ats.clear();
     let expected = ["context 3", "wait", "iotlb 2", "wait", "tlb", "wait"];
     assert_eq!(double.state().log, expected, "each cache after the one that it is filled from");
     assert_eq!(double.access(DEVICE, iova, true), None);
@@ -228,6 +252,21 @@ fn a_tlb_is_refused_where_the_unit_does_not_support_it() {
     let error = unit.attach(DEVICE, &attachments, Some(0)).unwrap_err().to_string();
     assert!(error.contains("(ECAP, DT)"), "{error}");
     assert_eq!(unit.domain_of(DEVICE), None);
+}
+
+#[test]
+fn a_flush_names_the_function_by_which_it_is_limited() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP | 1 << 41);
+    let (domain, attachments) = domain(&unit);
+    unit.attach(OTHER, &attachments, Some(3)).unwrap();
+    double.state().ats.insert(OTHER.0);
+    let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+    assert!(double.access(OTHER, mapping.iova().start().raw(), true).is_some());
+    drop(mapping.unmap().unwrap());
+    unit.detach(OTHER, &attachments).unwrap();
+    let log = double.state().log.clone();
+    assert_eq!(log.iter().filter(|entry| *entry == "tlb").count(), 2);
+    assert!(!log.iter().any(|entry| entry == "error"), "{log:?}");
 }
 
 /// Everything that the unit reads is written back: it finds nothing else.
