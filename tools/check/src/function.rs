@@ -162,6 +162,11 @@ impl Function {
         count
     }
 
+    /// Returns whether the device answers at its BARs.
+    pub(crate) fn decodes_memory(&self) -> bool {
+        self.config().decodes_memory()
+    }
+
     /// Reads BAR 4, inside it.
     pub(crate) fn read_registers(&self, at: u32, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];

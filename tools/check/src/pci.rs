@@ -82,6 +82,8 @@ impl Config {
         let [_, base, sub, interface] = identity.class.to_be_bytes();
         config.put(0x00, &vendor.to_le_bytes());
         config.put(0x02, &device.to_le_bytes());
+        // The kernel enables the device when it is opened, without bus mastering.
+        config.put(0x04, &MEMORY_SPACE.to_le_bytes());
         config.allow(0x04, &(0x0147 | MEMORY_SPACE | BUS_MASTER | INTX_DISABLE).to_le_bytes());
         // Status: there is a list of capabilities.
         config.put(0x06, &0x0010u16.to_le_bytes());
@@ -147,6 +149,11 @@ impl Config {
 
     pub(crate) fn is_bus_master(&self) -> bool {
         self.command() & BUS_MASTER != 0
+    }
+
+    /// Returns whether the function answers at its BARs.
+    pub(crate) fn decodes_memory(&self) -> bool {
+        self.command() & MEMORY_SPACE != 0
     }
 
     /// Returns the bytes at `at`, as many as there are.
@@ -291,6 +298,16 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_decoded_from_the_start() {
+        let mut config = config();
+        assert!(config.decodes_memory() && !config.is_bus_master());
+        config.write(4, &[4, 0]);
+        assert!(!config.decodes_memory() && config.is_bus_master());
+        config.reset();
+        assert!(config.decodes_memory());
+    }
+
+    #[test]
     fn a_reset_keeps_the_bars() {
         let mut config = config();
         config.write(4, &[6, 0]);
@@ -298,7 +315,7 @@ mod tests {
         config.set_interrupts(false, true);
         assert_eq!(config.read(MSIX + 3, 1), [0x80]);
         config.reset();
-        assert_eq!(config.read(4, 2), [0, 0]);
+        assert_eq!(config.read(4, 2), [2, 0]);
         assert_eq!(config.read(0x10, 4), [4, 0, 0xe0, 0xfe]);
         assert_eq!(config.read(MSIX + 3, 1), [0]);
     }

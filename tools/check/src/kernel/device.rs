@@ -256,6 +256,9 @@ fn registers(
 ) -> Answer {
     let end = function.layout.called_bytes;
     let at = u32::try_from(at).ok().filter(|at| *at < end).ok_or(libc::EINVAL)?;
+    if !function.decodes_memory() {
+        return Err(libc::EIO);
+    }
     let most = u64::from(end - at).min(len);
     let len = usize::try_from(most).map_err(|_| libc::EINVAL)?;
     if write {

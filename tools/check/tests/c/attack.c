@@ -206,6 +206,40 @@ static void outlives(void)
 	usleep(50000);
 }
 
+/* A process uses what another one has opened, and passed on by a socket. */
+static void passed(void)
+{
+	int pair[2], fds[3];
+	CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+	pid_t child = fork();
+	CHECK(child >= 0);
+	char byte = 0;
+	union { char bytes[CMSG_SPACE(sizeof fds)]; struct cmsghdr align; } space = { .bytes = { 0 } };
+	struct iovec one = { &byte, 1 };
+	struct msghdr message = { .msg_iov = &one, .msg_iovlen = 1, .msg_control = &space, .msg_controllen = sizeof space };
+	if (child) {
+		open_device();
+		struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+		*header = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof fds), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS };
+		memcpy(CMSG_DATA(header), (int[]){ container, group, device }, sizeof fds);
+		CHECK(sendmsg(pair[0], &message, 0) == 1);
+		CHECK(!munmap((void *)bar, 0x8000) && !close(container) && !close(group) && !close(device));
+		int status;
+		CHECK(waitpid(child, &status, 0) == child && !status);
+		return;
+	}
+	CHECK(recvmsg(pair[1], &message, 0) == 1);
+	memcpy(fds, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fds);
+	container = fds[0], group = fds[1], device = fds[2];
+	bar = mmap(NULL, 0x8000, PROT_READ | PROT_WRITE, MAP_SHARED, device, 0);
+	memory = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(bar != MAP_FAILED && memory != MAP_FAILED && !map(0, FREE, BOTH));
+	enable();
+	CHECK(!run(&admin, &(struct sqe){ .opcode = 6, .cid = 7, .prp1 = AT(IDENTIFY), .cdw10 = 1 }));
+	CHECK(BUF(IDENTIFY)[512] == 0x66); /* SQES */
+	stop();
+}
+
 /* vfork's child makes calls while its parent waits. */
 static void vforks(void)
 {
@@ -381,6 +415,7 @@ int main(int argc, char **argv)
 	else if (!strcmp(mode, "executes")) executes(argv[0]);
 	else if (!strcmp(mode, "executed")) executed();
 	else if (!strcmp(mode, "outlives")) outlives();
+	else if (!strcmp(mode, "passed")) passed();
 	else if (!strcmp(mode, "vforks")) vforks();
 	else if (!strcmp(mode, "interrupted")) interrupted();
 	else if (!strcmp(mode, "killed")) killed();

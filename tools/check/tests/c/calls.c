@@ -226,6 +226,7 @@ static void devices(void)
 	say("config, beyond its end", pread(device, &value, 4, config + 4096));
 	say("config, a bad buffer", pread(device, bad_pointer, 4, config));
 	say("config, the command", pread(device, &command, 2, config + 4));
+	printf("config: memory decoding %d, bus mastering %d\n", !!(command & 2), !!(command & 4));
 	command |= 4;
 	say("config, bus mastering", pwrite(device, &command, 2, config + 4));
 	say("config, the command", pread(device, &command, 2, config + 4));

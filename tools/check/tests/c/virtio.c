@@ -151,6 +151,10 @@ static void plain(void)
 	/* A disk of 4 MiB. */
 	uint64_t sectors;
 	CHECK(pread(device, &sectors, 8, (4ll << 40) + 0x2000) == 8 && sectors == 8192);
+	/* Without memory decoding there are no registers. */
+	off_t at = ((off_t)VFIO_PCI_CONFIG_REGION_INDEX << 40) + 4;
+	CHECK(pwrite(device, "\4", 1, at) == 1 && pread(device, &sectors, 8, (4ll << 40) + 0x2000) < 0 && errno == EIO);
+	CHECK(pwrite(device, &sectors, 8, 4ll << 40) < 0 && errno == EIO && pwrite(device, "\6", 1, at) == 1);
 	CHECK(!unmap(FREE, 2));
 	stop_disk();
 }

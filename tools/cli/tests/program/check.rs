@@ -857,6 +857,29 @@ fn a_child_that_outlives_its_parent() {
 }
 
 #[test]
+fn descriptors_that_are_passed_on() {
+    let report = attacked(&["--fail-on", "note"], "passed", Some(0));
+    assert_eq!((ids(&report).len(), &report["commands"]), (0, &Value::from(1)), "{report:#}");
+}
+
+#[test]
+fn a_static_program() {
+    // It has no loader, which would load what replaces the calls of a library.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("faults");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/check/tests/c/faults.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-g", "-static", "-Wno-unused-function", "-o"]).arg(&path).arg(source);
+    if !cc.output().unwrap().status.success() {
+        return crate::common::skipped("there is no static library of C");
+    }
+    let faults = path.to_str().unwrap();
+    assert_eq!(ids(&check(&[], &[faults, "unmap-part"]).1), ["unmap-part"]);
+    let (ended, report) = check(&["--fail-on", "note"], &[faults, "unmap-part", "clean"]);
+    assert_eq!((ended.code, ids(&report).len()), (Some(0), 0), "{report:#}{ended:#?}");
+}
+
+#[test]
 fn calls_of_a_child_of_vfork() {
     attacked(&[], "vforks", Some(0));
 }
@@ -873,7 +896,8 @@ fn children_killed_at_any_time() {
 
 #[test]
 fn more_maps_than_a_container_takes() {
-    let report = attacked(&[], "many", Some(0));
+    // 65,535 calls, which take minutes on a machine that is busy enough.
+    let report = attacked(&["--time-limit", "900s"], "many", Some(0));
     assert_eq!(ids(&report), ["entry-limit"], "{report:#}");
 }
 
