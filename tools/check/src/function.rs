@@ -221,3 +221,51 @@ impl Function {
         self.watch.attach(space);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device that does nothing, and may have been removed.
+    #[derive(Debug)]
+    struct Still {
+        removed: bool,
+    }
+
+    impl Endpoint for Still {
+        fn read(&self, _at: u32, _to: &mut [u8]) {}
+        fn write(&self, _at: u32, _from: &[u8]) {}
+        fn reset(&self) {}
+        fn is_disabled(&self) -> bool {
+            true
+        }
+        fn is_removed(&self) -> bool {
+            self.removed
+        }
+        fn requests(&self) -> u64 {
+            0
+        }
+    }
+
+    /// Returns whether a device that was removed, or has failed, is out of order after a reset, and
+    /// its fate.
+    fn after_reset(removed: bool) -> (bool, Fate) {
+        let place = Place { bdf: "0000:01:00.0".parse().unwrap(), group: 7 };
+        let (layout, findings) = (crate::nvme::layout(), Arc::new(Findings::default()));
+        let start = |_: &Port| Ok::<_, io::Error>(Box::new(Still { removed }) as Box<dyn Endpoint>);
+        let function = Function::new(place, layout, &findings, None, Vec::new(), start).unwrap();
+        match removed {
+            true => function.watch.removed(),
+            false => function.watch.failed(),
+        }
+        assert!(function.watch.has_failed());
+        function.reset();
+        (function.watch.has_failed(), function.fate())
+    }
+
+    #[test]
+    fn a_reset_mends_a_failure_and_no_removal() {
+        assert_eq!(after_reset(false), (false, Fate { failed: true, removed: false }));
+        assert_eq!(after_reset(true), (true, Fate { failed: false, removed: true }));
+    }
+}
