@@ -161,6 +161,9 @@ static void before_any_device(uint32_t interface) {
     REFUSED(EBUSY, "another domain", pf_device_open(other, SECOND, &no_device));
     REFUSED(EBUSY, "another domain", pf_domain_attach(other, SECOND));
     REFUSED(EBUSY, "another domain", pf_domain_vfio("02:00.0", interface, &none));
+    /* The first one's group was closed with it: another domain can have it, and gives it back. */
+    OK(pf_device_open(other, FIRST, &no_device));
+    OK(pf_device_destroy(no_device));
     OK(pf_device_open(domain, SECOND, &devices[1]));
     OK(pf_device_destroy(devices[1]));
     OK(pf_device_open(domain, FIRST, &devices[0]));
@@ -168,6 +171,14 @@ static void before_any_device(uint32_t interface) {
     OK(pf_domain_detach(domain, "02:00.0"));
     OK(pf_domain_attach(domain, SECOND));
     OK(pf_domain_detach(domain, SECOND));
+    /* What is mapped stays so without a device. */
+    OK(pf_device_open(domain, FIRST, &devices[0]));
+    memset(buffers, 0, 4096);
+    enable(&admin[0], devices[0], memory, iova);
+    identify(&admin[0], early_iova, -1);
+    CHECK(identified(buffers));
+    disable(&admin[0]);
+    OK(pf_device_destroy(devices[0]));
     OK(pf_domain_destroy(other));
     OK(pf_unmap(owner, early));
     OK(pf_unmap(owner, late));
@@ -177,6 +188,21 @@ static void before_any_device(uint32_t interface) {
     OK(pf_free(arena, buffers));
     OK(pf_arena_destroy(whole));
     OK(pf_arena_destroy(arena));
+    /* Nothing is mapped, so that the domain keeps no device from others. What is mapped from now on is
+     * again found by the next device. */
+    OK(pf_domain_vfio(FIRST, interface, &none));
+    OK(pf_domain_destroy(none));
+    opts.policy = PF_POLICY_WHOLE;
+    OK(pf_arena_create(domain, &opts, &whole));
+    memory = pf_alloc(whole, 3 * 4096, &iova);
+    OK(pf_device_open(domain, FIRST, &devices[0]));
+    enable(&admin[0], devices[0], memory, iova);
+    identify(&admin[0], iova + 8192, -1);
+    CHECK(identified(memory + 8192));
+    disable(&admin[0]);
+    OK(pf_device_destroy(devices[0]));
+    OK(pf_free(whole, memory));
+    OK(pf_arena_destroy(whole));
     OK(pf_domain_destroy(domain));
 }
 
