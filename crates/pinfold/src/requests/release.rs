@@ -245,7 +245,6 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         if self.completed.is_empty() {
             return false;
         }
-        let since = Time::now();
         let held = self.held.len();
         match self.policy {
             Policy::Static => {
@@ -254,12 +253,13 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
                 }
             }
             Policy::Revoke => {
+                let since = Time::now();
                 while !self.completed.is_empty() {
                     self.revoke_by_one_flush(1, since, ended);
                 }
             }
             Policy::Strict | Policy::Batch => {
-                self.revoke_by_one_flush(self.completed.len(), since, ended);
+                self.revoke_by_one_flush(self.completed.len(), Time::now(), ended);
             }
         }
         self.held.len() > held
