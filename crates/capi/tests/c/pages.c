@@ -86,7 +86,7 @@ static void fill_and_give_back(unsigned page_bytes, give_back *give) {
     REFUSED(EINVAL, "page 1 of 2", give(pages, slots, 2, &bad));
     CHECK(bad == 1);
     slots[1].va = (char *)kept.va + 1;
-    REFUSED(EINVAL, "inside a page", give(pages, slots + 1, 1, NULL));
+    REFUSED(EINVAL, "no block or page starts", give(pages, slots + 1, 1, NULL));
     slots[1].va = &kept;
     REFUSED(EINVAL, "in no page of this pool", give(pages, slots + 1, 1, &bad));
     CHECK(bad == 0);
