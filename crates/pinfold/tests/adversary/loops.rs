@@ -6,7 +6,9 @@ use super::owner::{Owner, Shared, at};
 use super::round::{Careless, Trouble};
 use super::world::{self, Kind, Live, PAGE, Tag};
 use pinfold::Buffer;
-use pinfold::requests::{BeginError, End, Ended, Lent, Limits, Policy, Refusal, Requests, Token};
+use pinfold::requests::{
+    BeginError, End, Ended, Lent, Limits, Policy, Refusal, Requests, Token, TokenError,
+};
 use pinfold::soft::Random;
 use pinfold_core::access::Access;
 use std::sync::atomic::Ordering::Relaxed;
@@ -234,8 +236,13 @@ impl Owner<'_, '_> {
     fn refuse(&mut self) {
         let Some((token, lives)) = self.take_request() else { return };
         self.by_loop.ending.push((token, lives));
-        let ended = self.by_loop.requests.refused(token).unwrap();
-        self.by_loop.ended.push(ended);
+        let refused = self.by_loop.requests.refused(token);
+        if let Err(TokenError::Lost { .. }) = refused {
+            // It was submitted: it ends otherwise.
+            self.by_loop.requests.completed(token).unwrap();
+        } else {
+            self.by_loop.ended.push(refused.unwrap());
+        }
     }
 
     /// Loses a request, whose device goes on with it until that has completed after all, or the
