@@ -240,10 +240,15 @@ impl Survey {
         Ok(segments)
     }
 
-    /// Returns the bytes of the pages of 4 KiB that the range touches.
+    /// Returns the bytes of the system's pages that the range touches.
     pub(super) fn page_span(&self) -> u64 {
+        self.span_of_pages(rustix::param::page_size() as u64)
+    }
+
+    /// As [`page_span`](Self::page_span), where a page has `page` bytes.
+    fn span_of_pages(&self, page: u64) -> u64 {
         let end = self.addr as u64 + self.len;
-        end.next_multiple_of(4096) - (self.addr as u64 & !4095)
+        end.next_multiple_of(page) - (self.addr as u64 & !(page - 1))
     }
 
     /// Returns the pieces, in order and without gaps.
@@ -421,7 +426,7 @@ mod tests {
                     .iter()
                     .all(|piece| piece.shared == is_shared && piece.page == PageSize::Size4K)
             );
-            assert_eq!((one.pages(PageSize::Size4K), one.page_span()), (13, 13 * 4096));
+            assert_eq!((one.pages(PageSize::Size4K), one.span_of_pages(4096)), (13, 13 * 4096));
             assert!(!other.means().mappings_queried);
             assert!(other.means().to_string().starts_with("mappings by /proc/self/smaps, "));
         }

@@ -8,8 +8,11 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// The page size of these files.
-const PAGE: u64 = 4096;
+/// The size of a frame here. These files have one word for each page of the system, which may be
+/// larger.
+const FRAME: u64 = 4096;
+/// The bits of an entry that are its frame number.
+const FRAME_BITS: u64 = (1 << 55) - 1;
 /// `/proc/kpageflags`: the page is the head, or a tail, of a compound page.
 const COMPOUND_HEAD: u64 = 1 << 15;
 const COMPOUND_TAIL: u64 = 1 << 16;
@@ -27,8 +30,16 @@ impl Entry {
 
     /// Returns its frame number; `None` if it is not present, or hidden from this process.
     pub(crate) fn frame(self) -> Option<u64> {
-        let frame = self.0 & ((1 << 55) - 1);
+        let frame = self.0 & FRAME_BITS;
         (self.is_present() && frame != 0).then_some(frame)
+    }
+
+    /// Returns the entry of a frame in a page of `frames`, whose entry this is.
+    fn part(self, at: u64, frames: u64) -> Self {
+        match self.0 & FRAME_BITS {
+            0 => self,
+            page => Self(self.0 & !FRAME_BITS | (page * frames + at) & FRAME_BITS),
+        }
     }
 }
 
@@ -90,6 +101,8 @@ unsafe impl rustix::ioctl::Ioctl for ScanCall<'_> {
 pub(crate) struct Pagemap {
     pagemap: File,
     flags: Option<File>,
+    /// How many frames of 4 KiB a page of the system has.
+    frames: u64,
 }
 
 impl Pagemap {
@@ -98,7 +111,8 @@ impl Pagemap {
     pub(crate) fn open() -> Result<Self, Errno> {
         let errno = |error: std::io::Error| Errno::new(error.raw_os_error().unwrap_or(0));
         let pagemap = File::open("/proc/self/pagemap").map_err(errno)?;
-        Ok(Self { pagemap, flags: File::open("/proc/kpageflags").ok() })
+        let frames = (rustix::param::page_size() as u64 / FRAME).max(1);
+        Ok(Self { pagemap, flags: File::open("/proc/kpageflags").ok(), frames })
     }
 
     /// Returns the ranges of `start..end` that are mapped by entries for 2 MiB or more, in order.
@@ -148,16 +162,21 @@ impl Pagemap {
         end: usize,
         mut each: impl FnMut(usize, Entry),
     ) -> Result<(), Errno> {
-        let first = start as u64 / PAGE;
-        let mut at = start;
-        words(&self.pagemap, first, (end as u64 / PAGE).saturating_sub(first), |word| {
-            each(at, Entry(word));
-            at += super::errno::bytes(PAGE);
+        let (mut frame, last) = (start as u64 / FRAME, end as u64 / FRAME);
+        let first = frame / self.frames;
+        let count = last.div_ceil(self.frames).saturating_sub(first);
+        words(&self.pagemap, first, count, |word| {
+            let page_end = (frame / self.frames + 1) * self.frames;
+            for frame in frame..page_end.min(last) {
+                let entry = Entry(word).part(frame % self.frames, self.frames);
+                each(super::errno::bytes(frame * FRAME), entry);
+            }
+            frame = page_end;
         })
     }
 
-    /// Returns the number of frames of the compound page around the frame, and its first frame: one
-    /// frame if there is none. `None` if that is hidden from this process.
+    /// Returns the first page of the compound page around a page of the system, and its number of
+    /// them: the page alone if there is none. `None` if that is hidden from this process.
     fn folio_of(&self, frame: u64) -> Option<(u64, u64)> {
         let flags = self.flags.as_ref()?;
         let at = |frame: u64| {
@@ -181,23 +200,26 @@ impl Pagemap {
         Some((first, 1 << order))
     }
 
-    /// Returns the compound pages of the `count` frames from `first`, each once: first frame and
-    /// number of frames. Frames outside of compound pages are left out. `None` if that is hidden
-    /// from this process.
+    /// Returns the pages larger than a frame of the `count` frames from `first`, each once: first frame
+    /// and number of frames. These are compound pages and, where the system's pages are larger than a
+    /// frame, all. `None` if that is hidden from this process.
     pub(crate) fn folios(&self, first: u64, count: u64) -> Option<Vec<(u64, u64)>> {
         let mut found: Vec<(u64, u64)> = Vec::new();
-        let mut frame = first;
         let mut known = true;
         let flags = self.flags.as_ref()?;
-        let read = words(flags, first, count, |word| {
+        let mut page = first / self.frames;
+        let pages = (first + count).div_ceil(self.frames) - page;
+        let read = words(flags, page, pages, |word| {
+            let frame = page * self.frames;
             let inside = found.last().is_some_and(|&(start, frames)| frame < start + frames);
-            if word & (COMPOUND_HEAD | COMPOUND_TAIL) != 0 && !inside {
-                match self.folio_of(frame) {
-                    Some(folio) => found.push(folio),
+            let large = self.frames > 1 || word & (COMPOUND_HEAD | COMPOUND_TAIL) != 0;
+            if large && !inside {
+                match self.folio_of(page) {
+                    Some((first, pages)) => found.push((first * self.frames, pages * self.frames)),
                     None => known = false,
                 }
             }
-            frame += 1;
+            page += 1;
         });
         (known && read.is_ok()).then_some(found)
     }
@@ -460,6 +482,50 @@ mod tests {
         assert!(mapping.writable && !mapping.shared && !mapping.is_special());
         assert_eq!((mapping.start, mapping.page_bytes), (region.addr(), 4096));
         assert!(!queried.at(region.addr() - 1).unwrap().unwrap().readable, "the guard");
+    }
+
+    /// A file of these words.
+    fn file(words: &[u64]) -> File {
+        let file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        file.write_all_at(&bytes, 0).unwrap();
+        file
+    }
+
+    const PRESENT: u64 = 1 << 63;
+
+    /// A system with pages of 64 KiB has one word for 16 frames.
+    #[test]
+    fn frames_are_found_in_pages_of_64_kib() {
+        let entries = [0, PRESENT | 5, PRESENT, PRESENT | 7, 3];
+        let large = Pagemap { pagemap: file(&entries), flags: None, frames: 16 };
+        let each = |from: usize, to: usize| {
+            let mut found = Vec::new();
+            let seen = |at, entry: Entry| found.push((at, entry.is_present(), entry.frame()));
+            large.each(from, to, seen).unwrap();
+            found
+        };
+        const PAGE: usize = 64 << 10;
+        // Within a page, and from one to the next.
+        let of = |at: usize, frame: u64| (at, true, Some(frame));
+        assert_eq!(each(PAGE + 4096, PAGE + 8192), [of(PAGE + 4096, 5 * 16 + 1)]);
+        let across = each(2 * PAGE - 4096, 2 * PAGE + 4096);
+        assert_eq!(across, [of(2 * PAGE - 4096, 5 * 16 + 15), (2 * PAGE, true, None)]);
+        assert_eq!(each(PAGE, 5 * PAGE).len(), 64);
+        assert_eq!(each(3 * PAGE, 4 * PAGE)[15], of(4 * PAGE - 4096, 7 * 16 + 15));
+        assert_eq!(each(4 * PAGE, 4 * PAGE + 4096), [(4 * PAGE, false, None)], "swapped out");
+        assert!(each(PAGE, PAGE).is_empty() && each(PAGE + 4096, PAGE + 4096).is_empty());
+    }
+
+    #[test]
+    fn large_pages_are_found_among_pages_of_any_size() {
+        // A page, a compound page of two, a page.
+        let flags = || Some(file(&[0, 0, COMPOUND_HEAD, COMPOUND_TAIL, 0, 0, 0, 0]));
+        let of = |frames| Pagemap { pagemap: file(&[]), flags: flags(), frames };
+        assert_eq!(of(1).folios(1, 4), Some(vec![(2, 2)]));
+        assert_eq!(of(16).folios(16, 4 * 16), Some(vec![(16, 16), (32, 32), (64, 16)]));
+        // Parts of pages count as the pages.
+        assert_eq!(of(16).folios(31, 2), Some(vec![(16, 16), (32, 32)]));
     }
 
     #[test]

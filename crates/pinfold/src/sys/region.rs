@@ -12,12 +12,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The page below and above anonymous memory that must not be accessed.
-///
-/// It catches accesses past the end, and keeps the kernel from merging the range with a neighbour,
-/// so that its entry in `/proc/self/smaps` describes it alone.
-const GUARD: usize = 4096;
-
 /// Memory that is mapped until the value is dropped, readable and writable.
 #[derive(Debug)]
 pub(crate) struct Region {
@@ -89,24 +83,34 @@ impl Region {
     ///
     /// `mmap`, `mprotect`: since the first Linux.
     pub(crate) fn anonymous(len: usize, align: usize) -> Result<Self, Errno> {
+        Self::anonymous_of_pages(len, align, rustix::param::page_size())
+    }
+
+    /// As [`anonymous`](Self::anonymous), where the system has pages of `page` bytes, or of fewer.
+    fn anonymous_of_pages(len: usize, align: usize, page: usize) -> Result<Self, Errno> {
         let too_much = Errno::from(rustix::io::Errno::NOMEM);
+        let align = align.max(page);
+        let whole = len.checked_next_multiple_of(page).ok_or(too_much)?;
+        // A page before and one behind stay without rights. They catch accesses past the end, and
+        // keep the kernel from merging the range with a neighbour, so that its entry in
+        // `/proc/self/smaps` describes it alone.
         let outer_len =
-            len.checked_add(align).and_then(|n| n.checked_add(2 * GUARD)).ok_or(too_much)?;
+            whole.checked_add(align).and_then(|n| n.checked_add(2 * page)).ok_or(too_much)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: without MAP_FIXED and with no hint the kernel chooses an unused range.
         let base = unsafe {
             rustix::mm::mmap_anonymous(ptr::null_mut(), outer_len, ProtFlags::empty(), flags)
         }?;
         let outer = Outer { base: NonNull::new(base).ok_or(too_much)?, len: outer_len };
-        let lead = (base.addr() + GUARD).next_multiple_of(align) - base.addr();
-        // SAFETY: `lead <= GUARD + align`, so it lies inside the `outer_len` bytes just mapped.
+        let lead = (base.addr() + page).next_multiple_of(align) - base.addr();
+        // SAFETY: `lead <= page + align`, so it lies inside the `outer_len` bytes just mapped.
         let inner = unsafe { base.cast::<u8>().add(lead) };
         let region =
             Self { base: NonNull::new(inner).ok_or(too_much)?, len, origin: Origin::Mapped(outer) };
-        // SAFETY: `inner..inner + len` lies in the range that was just mapped for this value alone:
-        // `lead + len + GUARD <= outer_len`. No pointer into it exists yet.
+        // SAFETY: `inner..inner + whole` lies in the range that was just mapped for this value alone:
+        // `lead + whole + page <= outer_len`. No pointer into it exists yet.
         unsafe {
-            rustix::mm::mprotect(inner.cast(), len, MprotectFlags::READ | MprotectFlags::WRITE)
+            rustix::mm::mprotect(inner.cast(), whole, MprotectFlags::READ | MprotectFlags::WRITE)
         }?;
         Ok(region)
     }
@@ -445,17 +449,23 @@ mod tests {
 
     #[test]
     fn anonymous_memory_is_aligned_zero_and_between_guards() {
-        for (len, align) in [(4096, 4096), (5 << 12, 2 << 20), (4 << 20, 2 << 20)] {
-            let region = Region::anonymous(len, align).unwrap();
-            assert_eq!(region.addr() % align, 0);
+        let own = rustix::param::page_size();
+        // Also as where the system's pages have 64 KiB.
+        let cases = [(4096, 4096), (5 << 12, 2 << 20), (4 << 20, 2 << 20)];
+        for ((len, align), page) in
+            cases.into_iter().flat_map(|case| [(case, own), (case, 64 << 10)])
+        {
+            let region = Region::anonymous_of_pages(len, align, page).unwrap();
+            assert_eq!((region.addr() % align, region.addr() % page, region.len()), (0, 0, len));
+            let whole = len.next_multiple_of(page);
             let memory = region.memory();
             assert_eq!(memory.read_u8(0).unwrap(), 0);
             memory.write_u8(len - 1, 7).unwrap();
             assert_eq!(memory.read_u8(len - 1).unwrap(), 7);
-            let vma = pages::vma_of(region.addr(), len).unwrap();
+            let vma = pages::vma_of(region.addr(), whole).unwrap();
             assert_eq!(
                 (vma.start, vma.end),
-                (region.addr(), region.addr() + len),
+                (region.addr(), region.addr() + whole),
                 "not merged with a neighbour"
             );
             let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

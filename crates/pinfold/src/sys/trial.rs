@@ -5,6 +5,7 @@ use super::errno::{Errno, last_errno};
 use super::pages;
 use std::sync::atomic::AtomicU32;
 
+/// No larger than a page of any system.
 const PAGE: usize = 4096;
 
 /// Memory that cannot be read and written.
@@ -52,7 +53,8 @@ pub(crate) fn check_mapped(addr: usize, len: usize) -> Result<(), Inaccessible> 
 /// [`Inaccessible`].
 pub(crate) fn populate(addr: usize, len: usize) -> Result<(), Inaccessible> {
     let Err(refused) = each_page(addr, len, advise) else { return Ok(()) };
-    // An unknown advice, which is refused for memory of any kind, or one that a filter refuses.
+    // An unknown advice, which is refused for memory of any kind, or one that a filter refuses; or
+    // the system's pages are larger than the one here.
     let mut own = OwnPage([0; PAGE]);
     if advise((&raw mut own.0).addr(), PAGE).is_ok() {
         return Err(refused);
@@ -114,21 +116,31 @@ fn add_nothing(at: usize) -> Result<(), Errno> {
     if done >= 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// Calls `check` for all whole pages around the memory at once, and if that fails finds the first
-/// page that fails alone.
+/// Calls `check` for all whole pages of the system around the memory at once, and if that fails
+/// finds the first page that fails alone.
 fn each_page(
     addr: usize,
     len: usize,
     check: impl Fn(usize, usize) -> Result<(), Errno>,
 ) -> Result<(), Inaccessible> {
-    let mut first = addr & !(PAGE - 1);
+    each_of_pages(rustix::param::page_size(), addr, len, check)
+}
+
+/// As [`each_page`], where a page has `page` bytes.
+fn each_of_pages(
+    page: usize,
+    addr: usize,
+    len: usize,
+    check: impl Fn(usize, usize) -> Result<(), Errno>,
+) -> Result<(), Inaccessible> {
+    let mut first = addr & !(page - 1);
     let refuse = |failed, errno| Inaccessible { addr, len, failed, errno };
-    let end = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE));
+    let end = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(page));
     let Some(end) = end else { return Err(refuse(first, Errno::new(libc::EINVAL))) };
     let mut left = end - first;
     let Err(mut errno) = check(first, left) else { return Ok(()) };
-    while left > PAGE {
-        let half = (left / PAGE / 2) * PAGE;
+    while left > page {
+        let half = (left / page / 2) * page;
         match check(first, half) {
             Ok(()) => (first, left) = (first + half, left - half),
             Err(error) => (left, errno) = (half, error),
@@ -145,6 +157,26 @@ mod tests {
     use rustix::mm::{MprotectFlags, mprotect};
 
     const LEN: usize = 8 * PAGE;
+
+    /// A system with pages of 64 KiB refuses other addresses and lengths.
+    #[test]
+    fn pages_of_64_kib_are_tried_as_a_whole() {
+        const LARGE: usize = 64 << 10;
+        let bad = 7 * LARGE;
+        let check = |at: usize, bytes: usize| {
+            assert!(at.is_multiple_of(LARGE) && bytes.is_multiple_of(LARGE) && bytes > 0);
+            match (at..at + bytes).contains(&bad) {
+                true => Err(Errno::new(libc::ENOMEM)),
+                false => Ok(()),
+            }
+        };
+        let tried = |addr, len| each_of_pages(LARGE, addr, len, check).map_err(|no| no.failed);
+        assert_eq!(tried(LARGE + 4096, 4096), Ok(()));
+        assert_eq!(tried(LARGE, 6 * LARGE), Ok(()));
+        assert_eq!(tried(bad - 4096, 8192), Err(bad));
+        assert_eq!(tried(bad + 4096, 4096), Err(bad));
+        assert_eq!(tried(4096, 20 * LARGE), Err(bad));
+    }
 
     /// Memory whose page `bad` has these rights.
     fn with(bad: usize, rights: MprotectFlags) -> Region {
