@@ -2,6 +2,7 @@
 //! over the heap.
 
 mod bounds;
+mod caches;
 mod debug;
 mod frees;
 mod heap;

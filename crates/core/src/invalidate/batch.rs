@@ -378,11 +378,10 @@ pub(super) struct Flight {
 impl Flight {
     /// Expresses the batch in descriptors: IOTLBs first, and the TLBs of devices behind a fence,
     /// because a device may fill its TLB from the IOTLB until that has been flushed (VT-d,
-    /// "Device-TLB Invalidate").
+    /// "Device-TLB Invalidate"). It has none yet.
     #[inline(always)]
     pub(super) fn prepare(&mut self, costs: &FlushCosts, max_order: u32, device_tlbs: bool) {
         self.batch.merge();
-        self.descriptors.clear();
         let out = &mut self.descriptors;
         let covered = (!self.batch.is_domain_flush())
             .then(|| cover(self.batch.pages(), costs, max_order, out))
@@ -394,7 +393,6 @@ impl Flight {
         if device_tlbs {
             append_device_tlbs(out);
         }
-        self.next = 0;
     }
 
     /// Returns the descriptors that the queue has not accepted yet.

@@ -87,3 +87,24 @@ fn a_waker_reaches_the_queue() {
     }
     assert_eq!(count.0.load(Ordering::SeqCst), 2, "at once, as that queue does");
 }
+
+/// A flush past its deadline ends what a task waits for until then, and nothing of what it awaits
+/// until the flush completes.
+#[test]
+fn a_task_waits_until_its_deadline_or_until_its_flush_completes() {
+    let backend = paged(8, Scattered { hangs: true.into(), ..Scattered::default() });
+    backend.map(at(0, 1), walker::page(0), RW, None).unwrap();
+    let ticket = revoke(&backend, at(0, 1));
+    let overdue = |waited| {
+        matches!(waited, Poll::Ready(Err(BackendError::Flush(WaitError::TimedOut { .. }))))
+    };
+    assert!(overdue(backend.wait(ticket, Wait::ToDeadline)));
+    let waker = core::task::Waker::noop();
+    let wait = |until| backend.wait(ticket, Wait::Wake(until, waker));
+    assert!(wait(Until::Completion).is_pending());
+    assert!(overdue(wait(Until::Deadline)));
+    backend.queue().hangs.store(false, Ordering::SeqCst);
+    for until in [Until::Completion, Until::Deadline] {
+        assert!(matches!(wait(until), Poll::Ready(Ok(()))));
+    }
+}
