@@ -219,3 +219,23 @@ impl Interrupt for Irq {
         Some(self.as_fd())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_an_nvme_controller_is_taken_over() {
+        let bdf: Bdf = "0000:01:00.0".parse().unwrap();
+        assert!(check_class(bdf, 0x01_08_02).is_ok());
+        for class in [0, 0x01_08_01, 0x01_08_03, 0x02_00_00] {
+            let refused = check_class(bdf, class);
+            assert!(matches!(refused, Err(PciError::Class { class: c, .. }) if c == class));
+        }
+        assert!(check_registers(bdf, 4104).is_ok() && check_registers(bdf, 1 << 14).is_ok());
+        for bytes in [0, 4103] {
+            let refused = check_registers(bdf, bytes);
+            assert!(matches!(refused, Err(PciError::Registers { bytes: b, .. }) if b == bytes));
+        }
+    }
+}

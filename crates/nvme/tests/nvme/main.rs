@@ -8,12 +8,15 @@
 )]
 
 mod aborts;
+mod ages;
 mod common;
 mod conformance;
 #[cfg(feature = "count-rmw")]
 mod counted;
 mod ends;
+mod expired;
 mod faults;
+mod figures;
 mod identities;
 mod interrupts;
 mod namespaces;

@@ -208,6 +208,27 @@ fn a_namespace_list_that_does_not_ascend_terminates() {
 }
 
 #[test]
+fn a_namespace_that_is_listed_twice_is_found_once() {
+    for listed in [vec![2, 2, 2], vec![]] {
+        let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+        let list = listed.clone();
+        bench.model.faults().tamper(move |command, data| {
+            if command.opcode == admin::IDENTIFY
+                && command.cdw10.get() == u32::from(cns::ACTIVE_NAMESPACES)
+            {
+                data.fill(0);
+                for (nsid, entry) in list.iter().zip(data.chunks_exact_mut(4)) {
+                    entry.copy_from_slice(&u32::to_le_bytes(*nsid));
+                }
+            }
+        });
+        let found: Vec<_> =
+            bench.controller.scan_namespaces().unwrap().iter().map(|found| found.nsid).collect();
+        assert_eq!(found, listed.get(..1).unwrap_or_default());
+    }
+}
+
+#[test]
 fn no_command_has_the_reserved_identifier() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     // 64 slots leave ten bits for the use count: the last slot would reach the reserved identifier
