@@ -189,6 +189,12 @@ impl Capabilities {
         Self::field(self.cap, 40, 8) + 1
     }
 
+    /// Where the registers that are used end: the fault records are the last ones. Tables of firmware
+    /// are known to describe the first page alone.
+    pub const fn end(self) -> u32 {
+        self.fault_offset() + self.fault_records() * 16
+    }
+
     /// MAMV, bits 48 to 53: the order of the largest block that a flush can name.
     pub const fn max_order(self) -> u32 {
         Self::field(self.cap, 48, 6)

@@ -13,7 +13,8 @@ use crate::sys::{Errno, kernel};
 use pinfold_core::addr::PhysRange;
 use pinfold_core::invalidate::WaitLimit;
 use pinfold_vtd::dmar::Dmar;
-use pinfold_vtd::{SourceId, Unit, UnitError};
+use pinfold_vtd::registers::CAP;
+use pinfold_vtd::{Capabilities, SourceId, Unit, UnitError};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -120,7 +121,8 @@ fn buses_below(devices: &Path, bridge: Bdf) -> Option<(u8, u8)> {
     is_bridge.then_some((*config.get(25)?, *config.get(26)?))
 }
 
-/// Maps a unit's registers, and locks what they are reached through.
+/// Maps a unit's registers, and locks what they are reached through. They may go on beyond the `len`
+/// bytes that the firmware's table says.
 fn map(roots: &Roots, at: u64, len: u64) -> Result<(Window, OwnedFd), OpenError> {
     let path = roots.dev.join("mem");
     let flags = OFlags::RDWR | OFlags::SYNC | OFlags::CLOEXEC;
@@ -131,8 +133,18 @@ fn map(roots: &Roots, at: u64, len: u64) -> Result<(Window, OwnedFd), OpenError>
         Err(rustix::io::Errno::WOULDBLOCK) => return Err(OpenError::UnitLocked(path)),
         Err(errno) => return Err(OpenError::PhysMemory { path, errno: errno.into() }),
     }
-    let window = Window::new(memory.as_fd(), at, crate::sys::bytes(len));
-    Ok((window.map_err(|errno| OpenError::UnitRegisters { at, errno })?, memory))
+    let window = |len| {
+        let window = Window::new(memory.as_fd(), at, crate::sys::bytes(len));
+        window.map_err(|errno| OpenError::UnitRegisters { at, errno })
+    };
+    let mut registers = window(len)?;
+    if let Some(cap) = registers.read(CAP as usize) {
+        let end = u64::from(Capabilities { cap, ecap: 0 }.end());
+        if end > len {
+            registers = window(end.next_multiple_of(4096))?;
+        }
+    }
+    Ok((registers, memory))
 }
 
 #[cfg(test)]
@@ -145,8 +157,8 @@ mod tests {
     const ADDRESS: &str = "0000:01:00.0";
     const UNIT: u64 = 0xfed9_0000;
     /// What QEMU 7.2 says.
-    const CAP: u64 = 0xd2_008c_2226_0286;
-    const ECAP: u64 = 0xf0_0f4a;
+    const QEMU_CAP: u64 = 0xd2_008c_2226_0286;
+    const QEMU_ECAP: u64 = 0xf0_0f4a;
 
     /// A table with a unit for all devices of `segment` and, unless it is empty, a region reserved
     /// for what a device scope names.
@@ -193,7 +205,7 @@ mod tests {
             std::fs::create_dir_all(machine.path("sys/firmware/acpi/tables")).unwrap();
             machine.set_table(&dmar(0, &[]));
             std::fs::create_dir(machine.path("dev")).unwrap();
-            machine.set_registers(CAP, ECAP, 0);
+            machine.set_registers(QEMU_CAP, QEMU_ECAP, 0);
             machine
         }
         fn path(&self, path: &str) -> PathBuf {
@@ -207,7 +219,7 @@ mod tests {
         }
         fn set_registers(&self, cap: u64, ecap: u64, status: u32) {
             let memory = File::create(self.path("dev/mem")).unwrap();
-            memory.set_len(UNIT + 4096).unwrap();
+            memory.set_len(UNIT + (8 << 12)).unwrap();
             memory.write_all_at(&cap.to_le_bytes(), UNIT + 8).unwrap();
             memory.write_all_at(&ecap.to_le_bytes(), UNIT + 0x10).unwrap();
             memory.write_all_at(&status.to_le_bytes(), UNIT + 0x1c).unwrap();
@@ -252,7 +264,7 @@ mod tests {
             let message = machine.message();
             assert!(message.contains("8192 bytes at 0x7f000000"), "{message}");
         }
-        machine.set_registers(CAP, ECAP, 1 << 31);
+        machine.set_registers(QEMU_CAP, QEMU_ECAP, 1 << 31);
         machine.set_table(&dmar(0, &[1, 8, 0, 0, 0, 0, 4, 0]));
         let refused = machine.refused(ADDRESS);
         assert!(!matches!(refused, OpenError::Reserved { .. }), "for the bridge alone: {refused}");
@@ -272,11 +284,13 @@ mod tests {
         }
         // Translation; the queue; interrupt remapping.
         for status in [1 << 31, 1 << 26, 1 << 25] {
-            machine.set_registers(CAP, ECAP, status);
+            machine.set_registers(QEMU_CAP, QEMU_ECAP, status);
             let message = machine.message();
             assert!(message.contains("intel_iommu=off intremap=off iomem=relaxed"), "{message}");
+            // A program that was killed has left it so.
+            assert!(message.ends_with("was killed while it drove the unit, reboot"), "{message}");
         }
-        machine.set_registers(CAP, ECAP & !2, 0);
+        machine.set_registers(QEMU_CAP, QEMU_ECAP & !2, 0);
         assert!(machine.message().contains("(ECAP, QI)"));
 
         let other = File::open(machine.path("dev/mem")).unwrap();
@@ -289,6 +303,31 @@ mod tests {
         symlink("/dev/full", machine.path("dev/mem")).unwrap();
         assert!(machine.refused(ADDRESS).to_string().contains("iomem=relaxed allows it"));
         assert_eq!(std::fs::read(machine.device().join("config")).unwrap()[4], 6, "as it was");
+    }
+
+    #[test]
+    fn registers_beyond_what_the_table_says_are_mapped() {
+        let machine = Machine::new();
+        // FRO and NFR: the last record ends with the first page, begins behind it, and is the last
+        // possible.
+        for (offset, records, len) in [
+            (0x22, 1, 4096),
+            (0xff, 1, 4096),
+            (0x100, 1, 8192),
+            (0xfe, 3, 8192),
+            (0x3ff, 256, 20480),
+        ] {
+            let fields = 0x3ff << 24 | 0xff << 40;
+            machine.set_registers(
+                QEMU_CAP & !fields | offset << 24 | (records - 1) << 40,
+                QEMU_ECAP,
+                0,
+            );
+            let (window, _) = map(&machine.roots(), UNIT, 4096).unwrap();
+            assert_eq!(window.len(), len, "{offset:#x}, {records}");
+        }
+        let (window, _) = map(&machine.roots(), UNIT, 1 << 15).unwrap();
+        assert_eq!(window.len(), 1 << 15, "what the table says is mapped");
     }
 
     /// These registers are a file, which carries no command out.

@@ -96,7 +96,7 @@ fn capabilities_of_a_known_unit_are_read() {
     );
     assert_eq!((known.address_bits(), known.levels()), (39, Some(3)));
     assert_eq!(known.has_large_leaves(), (true, true));
-    assert_eq!((known.fault_offset(), known.fault_records()), (0x220, 1));
+    assert_eq!((known.fault_offset(), known.fault_records(), known.end()), (0x220, 1, 0x230));
     assert_eq!(known.max_order(), 18);
     // aw-bits=48: 3 and 4 levels.
     let wide = Capabilities { cap: QEMU_CAP & !(0x3f << 16) | 47 << 16 | 1 << 10, ecap: 0 };
