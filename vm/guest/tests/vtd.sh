@@ -68,3 +68,34 @@ vtd_kernel_reads_pinfold_data() {
     node=$(disk $nvme2 2)
     head -c 5001000 $node | cmp /tmp/a -
 }
+
+# unit_status: prints the unit's global status register. QEMU's unit has its registers there.
+unit_status() { devmem $((0xfed90000 + 0x1c)) 32; }
+
+# A program that is killed cannot disable the unit. The next one does not take it over: its tables
+# are in memory that the kernel has given back, and the device may go on. The machine is rebooted.
+vtd_killed_needs_a_reboot() {
+    # Neither translation nor the queue.
+    same "what the unit has enabled" 0 $(($(unit_status) & 0x84000000))
+    leave $nvme0
+    pinfold io vtd:$nvme0 --i-own-this-machine --rw randrw --bs 64k --iodepth 32 --runtime 1000 --time-based --force >/tmp/io 2>&1 &
+    pid=$!
+    # Translation is enabled (bit 31), and half of a second later commands are in flight.
+    until [ $(($(unit_status) >> 31)) = 1 ]; do
+        kill -0 $pid 2>/dev/null || fail "exited early: $(cat /tmp/io)"
+        usleep 10000
+    done
+    usleep 500000
+    kill -9 $pid
+    if wait $pid; then code=0; else code=$?; fi
+    same "exit code" 137 $code
+    status=$(unit_status)
+    [ $((status >> 31)) = 1 ] || fail "a program that was killed has disabled the unit"
+    # For its own device, and for another one.
+    for bdf in $nvme0 $nvme1; do
+        leave $bdf
+        refused "at 0xfed90000 is enabled .*after a program that was killed while it drove the unit, reboot" \
+            pinfold nvme vtd:$bdf --i-own-this-machine
+    done
+    same "the unit, as it was" $status "$(unit_status)"
+}
