@@ -316,9 +316,12 @@ fn strict_and_batch_need_one_flush_for_what_a_call_finds() {
         let before = flushes();
         let site = Site { caller: std::ptr::null(), handle: 0 };
         QUEUES.get_mut(program.queue).unwrap().step(site);
-        let expected = if protect == PF_PROTECT_REVOKE { 8 } else { 1 };
-        assert_eq!(flushes() - before, expected, "{protect}");
         assert_eq!(program.reports(COUNT), [(0, 0); COUNT]);
+        // Each asks for a flush of its own, and those that the unit is too slow for become one: all
+        // but the first, at most.
+        let expected = if protect == PF_PROTECT_REVOKE { 2..=8 } else { 1..=1 };
+        let found = flushes() - before;
+        assert!(expected.contains(&found), "{protect}: {found}");
         program.end();
     }
 }
