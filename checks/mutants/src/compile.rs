@@ -26,6 +26,8 @@ pub struct Program {
     pub path: PathBuf,
     pub folder: PathBuf,
     pub name: String,
+    /// The arguments of a program in C, which is one test.
+    pub arguments: Option<Vec<String>>,
 }
 
 impl Tree {
@@ -174,9 +176,33 @@ impl Tree {
             let path = PathBuf::from(message["executable"].as_str()?);
             let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
             let name = message["target"]["name"].as_str()?.to_owned();
-            message["profile"]["test"].as_bool()?.then_some(Program { path, folder, name })
+            let program = Program { path, folder, name, arguments: None };
+            message["profile"]["test"].as_bool()?.then_some(program)
         });
-        Ok(programs.collect())
+        let mut programs: Vec<_> = programs.collect();
+        if !self.loom && self.packages.iter().any(|package| package == "capi") {
+            programs.extend(self.programs_in_c()?);
+        }
+        Ok(programs)
+    }
+
+    /// Returns the tests of the C library, but those that need a device of `pinfold check`.
+    fn programs_in_c(&self) -> io::Result<Vec<Program>> {
+        let mut script = Command::new(self.copy.join("scripts/capi"));
+        script.arg("programs").env("PROFILE", "mutants").env("CARGO_TARGET_DIR", &self.target);
+        script.env("CARGO_INCREMENTAL", "0").env("RUSTFLAGS", "--cap-lints allow");
+        let output = script.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+        if !output.status.success() {
+            return Err(io::Error::other("the tests of the copy in C do not compile"));
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        let program = |line: &str| {
+            let mut words = line.split_whitespace().map(str::to_owned);
+            let name = words.next()?;
+            let (path, folder) = (self.copy.join(&name), self.copy.clone());
+            Some(Program { path, folder, name, arguments: Some(words.collect()) })
+        };
+        Ok(text.lines().filter_map(program).collect())
     }
 }
 

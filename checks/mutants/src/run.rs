@@ -36,7 +36,10 @@ fn command<'t>(program: &Program, tests: impl IntoIterator<Item = &'t String>) -
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    command.arg("--exact").args(tests);
+    match &program.arguments {
+        Some(arguments) => command.args(arguments),
+        None => command.arg("--exact").args(tests),
+    };
     command
 }
 
@@ -129,6 +132,9 @@ fn passed(file: &Path, tests: &[String]) -> BTreeMap<u32, Option<BTreeSet<String
 /// The tests of a program whose name contains `filter`, without the stress tests: those detect by
 /// chance what others detect always.
 fn names(program: &Program, filter: &str) -> io::Result<Vec<String>> {
+    if program.arguments.is_some() {
+        return Ok(vec![program.name.clone()]);
+    }
     let output = Command::new(&program.path).arg("--list").current_dir(&program.folder).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
@@ -211,7 +217,8 @@ mod tests {
         let path = folder.join("program");
         fs::write(&path, SCRIPT).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        let program = Program { path, folder: folder.clone(), name: "program".to_owned() };
+        let name = "program".to_owned();
+        let program = Program { path, folder: folder.clone(), name, arguments: None };
         let programs = [program];
         let (passing, suites) = record(&[7, 8], &programs, &folder, "").unwrap();
         assert_eq!(suites[0].tests, ["good", "blind"]);
@@ -225,6 +232,29 @@ mod tests {
         assert_eq!(outcome(8, &passing[&8]), Outcome::Survived);
         assert_eq!(outcome(7, &Passing::from([(0, None)])), Outcome::Caught);
         assert_eq!(outcome(9, &Passing::new()), Outcome::NotReached);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// It passes change 7, in a thread that has no name, and detects it.
+    #[test]
+    fn a_program_in_c_is_one_test() {
+        let script = r#"#!/bin/sh
+            [ "$1" = library ] || exit 1
+            [ -z "$PINFOLD_MUTANT_RECORD" ] || echo "7 ?" >>"$PINFOLD_MUTANT_RECORD"
+            [ "$PINFOLD_MUTANT" != 7 ]
+        "#;
+        let folder = std::env::temp_dir().join(format!("pinfold-mutants-c-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("program");
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let (name, arguments) = ("test-map".to_owned(), Some(vec!["library".to_owned()]));
+        let programs = [Program { path, folder: folder.clone(), name, arguments }];
+        let (passing, suites) = record(&[7, 8], &programs, &folder, "").unwrap();
+        assert_eq!(suites[0].tests, ["test-map"]);
+        assert_eq!(passing, BTreeMap::from([(7, Passing::from([(0, None)]))]));
+        let outcome = |id| attempt(id, &programs, &suites, &passing[&7]).unwrap();
+        assert_eq!((outcome(7), outcome(8)), (Outcome::Caught, Outcome::Survived));
         fs::remove_dir_all(&folder).unwrap();
     }
 }
