@@ -39,8 +39,7 @@ pub enum ImageLock {
 pub fn lock_image(file: &File, write: bool) -> ImageLock {
     let used: &[i64] = if write { &[READ, WRITE] } else { &[READ] };
     let unshared = [WRITE, RESIZE];
-    let until = Instant::now() + PATIENCE;
-    loop {
+    patiently(|| {
         let bytes = used.iter().map(|way| USED + way);
         let mut bytes = bytes.chain(unshared.map(|way| UNSHARED + way));
         let locked = bytes.try_for_each(|byte| set(file, libc::F_RDLCK, byte, 1));
@@ -52,17 +51,34 @@ pub fn lock_image(file: &File, write: bool) -> ImageLock {
         let _ = set(file, libc::F_UNLCK, USED, 2 * (UNSHARED - USED));
         match in_use {
             Err(errno) if ![libc::EAGAIN, libc::EACCES].contains(&errno.raw()) => {
-                return ImageLock::Unavailable(errno);
+                ImageLock::Unavailable(errno)
             }
-            _ if Instant::now() < until => std::thread::sleep(RETRY),
-            _ => return ImageLock::InUse,
+            _ => ImageLock::InUse,
         }
-    }
+    })
 }
 
-/// Returns whether a program has locked an image so that it must not be replaced. Locks nothing.
+/// Returns whether a program has locked an image so that it must be neither written nor replaced:
+/// one that writes it, or that lets no other write it. Locks nothing.
 pub fn is_image_in_use(file: &File) -> bool {
-    excluded(file, &[WRITE, RESIZE], &[]) == Ok(true)
+    let ways = [WRITE, RESIZE];
+    let outcome = patiently(|| match excluded(file, &ways, &ways) {
+        Ok(true) => ImageLock::InUse,
+        Ok(false) => ImageLock::Held,
+        Err(errno) => ImageLock::Unavailable(errno),
+    });
+    outcome == ImageLock::InUse
+}
+
+/// Tries it again while the image is in use, for a moment.
+fn patiently(mut attempt: impl FnMut() -> ImageLock) -> ImageLock {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match attempt() {
+            ImageLock::InUse if Instant::now() < until => std::thread::sleep(RETRY),
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Returns whether another open file excludes one of the ways, or uses one that is not shared.
@@ -134,6 +150,18 @@ mod tests {
         }
     }
 
+    /// As qemu-io does, which shares an image with all and writes it.
+    #[test]
+    fn one_that_shares_what_it_writes_uses_it_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        for (way, is_used) in [(READ, false), (WRITE, true), (RESIZE, true)] {
+            let other = open(&path);
+            set(&other, libc::F_RDLCK, USED + way, 1).unwrap();
+            assert_eq!(is_image_in_use(&open(&path)), is_used, "{way}");
+        }
+    }
+
     /// A program that ends meanwhile, and one that goes on.
     #[test]
     fn a_lock_is_waited_for_a_moment() {
@@ -146,6 +174,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(100));
                 drop(first);
             });
+            assert!(!is_image_in_use(&open(&path)));
             assert_eq!(lock_image(&open(&path), true), ImageLock::Held);
         });
     }

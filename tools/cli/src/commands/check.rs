@@ -4,6 +4,7 @@
 use crate::args::{CheckArgs, CheckDevice, FailOn, SoftOptions, TargetSpec};
 use crate::failure::{Exit, Failure};
 use crate::output;
+use crate::setup::resolve::refuse_to_replace;
 use crate::units::counted;
 use pinfold_check::{
     CheckConfig, CheckReport, DeviceConfig, DeviceModel, Ending, Fate, Finding, KINDS, Severity,
@@ -13,6 +14,7 @@ use pinfold_nvme_model::{FileMedia, Media, MemoryMedia};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -56,7 +58,10 @@ fn devices(args: &CheckArgs) -> Result<Vec<DeviceConfig>, Failure> {
         let media: Arc<dyn Media> = match &device.target {
             TargetSpec::SoftMemory(size, _) => Arc::new(MemoryMedia::new(size.0)),
             TargetSpec::SoftImage(path, _) => {
-                Arc::new(FileMedia::open(path, None).map_err(|error| Failure::CheckFile {
+                // The program may write it.
+                let free = refuse_to_replace(path, device).map_err(io::Error::other);
+                let opened = free.and_then(|()| FileMedia::open(path, None));
+                Arc::new(opened.map_err(|error| Failure::CheckFile {
                     attempt: "open the image",
                     name: device.to_string(),
                     error,

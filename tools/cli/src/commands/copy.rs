@@ -14,14 +14,13 @@ use crate::setup::error::{LimitError, OpenError};
 use crate::setup::open::{
     OpenTarget, RequestLimits, TargetOptions, check_opened, check_requests, depth_for,
 };
-use crate::setup::resolve::{ResolvedTarget, check_units, stack_for};
+use crate::setup::resolve::{ResolvedTarget, check_units, refuse_to_replace, stack_for};
 use crate::setup::stack::BufferNeed;
 use crate::setup::staged::{Place, Staged, check_folder, place, scratch};
 use crate::signal::Interrupt;
 use crate::targets::file;
-use pinfold::{Buffer, is_image_in_use};
+use pinfold::Buffer;
 use rustix::fs::Mode;
-use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
@@ -161,9 +160,8 @@ fn open_destination(
     if matches!(place(path), Ok(Place::New)) {
         check_folder(path)?;
     }
-    // What has locked it would go on with a file that has no name any more.
-    if args.force && File::open(path).is_ok_and(|there| is_image_in_use(&there)) {
-        return Err(OpenError::InUse(spec.to_string()).into());
+    if args.force {
+        refuse_to_replace(path, spec)?;
     }
     let staged = Staged::create(path, args.force, mode_like(source), source.file())?;
     staged.reserve(bytes, ranges)?;

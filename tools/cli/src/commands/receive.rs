@@ -11,6 +11,7 @@ use crate::progress::Line;
 use crate::report::receive::{Merged, ReceiveReport, Run, notes_at_start};
 use crate::setup::error::OpenError as TargetOpenError;
 use crate::setup::open::OpenTarget;
+use crate::setup::resolve::refuse_to_replace;
 use crate::setup::stack::{self, BufferNeed, MemoryNeed};
 use crate::signal::Interrupt;
 use crate::targets::target::Target;
@@ -59,6 +60,9 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     };
     // After what can be refused, so that no file is created or emptied by a program that cannot
     // receive.
+    if let (true, Some(path)) = (args.force, &args.pcap) {
+        refuse_to_replace(path, &path.display())?;
+    }
     let resolve = |destination: &Destination<'_>| destination.resolve(args.force);
     let (resolved, file) = destination.as_ref().map(resolve).transpose()?.unzip();
     let stored =

@@ -6,7 +6,7 @@ use crate::args::{StackArgs, TargetSpec};
 use crate::failure::Failure;
 use crate::setup::error::OpenError;
 use crate::setup::open::{OpenTarget, TargetOptions};
-use crate::setup::resolve::{BLOCK, ResolvedTarget};
+use crate::setup::resolve::{BLOCK, ResolvedTarget, refuse_to_replace};
 use crate::setup::stack::{BufferNeed, Stack};
 use crate::signal::Interrupt;
 use crate::targets::target::{
@@ -326,6 +326,9 @@ fn system(spec: &TargetSpec, error: io::Error) -> OpenError {
 
 /// Creates a file, or empties an existing one.
 fn create(spec: &TargetSpec, path: &Path, replace: bool) -> Result<File, OpenError> {
+    if replace {
+        refuse_to_replace(path, spec)?;
+    }
     let mut options = OpenOptions::new();
     // Also for reading: a pipe is then opened without waiting for its other end, and refused.
     // Other users may not read the packets.

@@ -36,9 +36,13 @@ impl Watch {
     pub(crate) fn change(&self) -> Option<String> {
         let path = self.path.display();
         let other = match (self.path.metadata(), self.file.metadata()) {
-            (Err(error), _) if error.kind() == ErrorKind::NotFound => Some("no file any more"),
+            (Err(error), _) if error.kind() == ErrorKind::NotFound => {
+                Some("no file any more".to_owned())
+            }
+            // A link to itself, or a folder above it that is a file now or closed.
+            (Err(error), _) => Some(format!("not to be found any more ({error})")),
             (Ok(there), Ok(own)) if (there.dev(), there.ino()) != (own.dev(), own.ino()) => {
-                Some("another file now")
+                Some("another file now".to_owned())
             }
             _ => None,
         };
@@ -76,6 +80,13 @@ mod tests {
         assert!(watch.change().unwrap().contains("no file any more"));
         std::fs::write(&path, [0; 1000]).unwrap();
         assert!(watch.change().unwrap().contains("another file now"));
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        let text = watch.change().unwrap();
+        assert!(
+            text.contains("not to be found any more (") && text.contains("opened at"),
+            "{text}"
+        );
         watch.warn();
         assert!(watch.warned.load(Ordering::Relaxed));
     }

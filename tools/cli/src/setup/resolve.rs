@@ -7,7 +7,7 @@ use crate::units::ByteSize;
 use pinfold::pci::Bdf;
 use pinfold::soft::SoftConfig;
 use pinfold::vfio::Options;
-use pinfold::{Arena, Domain, MappingPolicy, Source};
+use pinfold::{Arena, Domain, MappingPolicy, Source, is_image_in_use};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{Config, Controller, Namespace, Vector};
 use pinfold_nvme::vfio::PciController;
@@ -167,6 +167,9 @@ impl ResolvedTarget {
         } else {
             open_regular(path, write, name.clone())?
         };
+        if write {
+            refuse_in_use(&file, &name)?;
+        }
         Ok((Self { name, path: path.to_owned(), medium: Medium::File(file) }, bytes))
     }
 
@@ -178,6 +181,9 @@ impl ResolvedTarget {
     ) -> Result<(Self, u64), OpenError> {
         let name = spec.to_string();
         let (file, bytes) = open_regular(path, write, name.clone())?;
+        if write {
+            refuse_in_use(&file, &name)?;
+        }
         let options = spec.soft_options();
         let block = options.block_bytes;
         if bytes == 0 || !bytes.is_multiple_of(block.into()) {
@@ -344,6 +350,23 @@ pub(crate) fn stack_for(
     let held = targets.iter().map(|target| target.held_bytes()).sum();
     stack::check(Stack::need(buffers, controllers, held), args.memory)?;
     Ok(Stack::build(args, domain, buffers, controllers)?)
+}
+
+/// Refuses a file that is to be written while a program has locked it as an image: both would write
+/// it.
+pub(crate) fn refuse_in_use(file: &File, name: &impl ToString) -> Result<(), OpenError> {
+    if is_image_in_use(file) { Err(OpenError::InUse(name.to_string())) } else { Ok(()) }
+}
+
+/// Refuses to replace or empty such a file: the program would go on with one that has no name any
+/// more, or no contents.
+pub(crate) fn refuse_to_replace(path: &Path, name: &impl ToString) -> Result<(), OpenError> {
+    // A FIFO would be waited for.
+    let is_file = path.metadata().is_ok_and(|metadata| metadata.is_file());
+    match is_file.then(|| File::open(path)) {
+        Some(Ok(file)) => refuse_in_use(&file, name),
+        _ => Ok(()),
+    }
 }
 
 fn is_block_device(path: &Path) -> bool {
