@@ -125,8 +125,7 @@ pub enum ModelError {
     Thread(io::Error),
     /// The eventfd of an interrupt vector could not be created.
     #[error(
-        "cannot create an eventfd for interrupt vector {vector} of the model controller: {error}{}",
-        hint(error)
+        "cannot create an eventfd for interrupt vector {vector} of the model controller: {error}"
     )]
     Vector {
         /// The vector.
@@ -136,10 +135,15 @@ pub enum ModelError {
     },
 }
 
-/// Names the limit of open files only if that refused.
-fn hint(error: &io::Error) -> &'static str {
-    const EMFILE: i32 = 24;
-    if error.raw_os_error() == Some(EMFILE) { "; raise `ulimit -n`" } else { "" }
+impl ModelError {
+    /// Returns the error of the system that refused it, if that is the reason: the program that has
+    /// the model knows which of its limits that is.
+    pub fn system(&self) -> Option<&io::Error> {
+        match self {
+            Self::Thread(error) | Self::Vector { error, .. } => Some(error),
+            Self::BlockSize { .. } | Self::TooSmall { .. } | Self::OutOfRange { .. } => None,
+        }
+    }
 }
 
 // Counters of the model controller.

@@ -176,6 +176,21 @@ pub enum CheckError {
     },
 }
 
+impl CheckError {
+    /// Returns the error of the system that refused it, if that is the reason.
+    pub fn system(&self) -> Option<&io::Error> {
+        match self {
+            Self::Device(DeviceError::Model(error)) => error.system(),
+            Self::Device(DeviceError::System(error))
+            | Self::Program { error, .. }
+            | Self::Namespace { error, .. }
+            | Self::Filter { error, .. }
+            | Self::System { error, .. } => Some(error),
+            Self::Device(DeviceError::Small { .. } | DeviceError::Twice { .. }) => None,
+        }
+    }
+}
+
 fn start_error(SpawnError { step, error }: SpawnError, program: &OsString) -> CheckError {
     const NEXT: &str = "run it as root, allow user namespaces \
         (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), \

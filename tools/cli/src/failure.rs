@@ -95,7 +95,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Serve(#[from] ServeError),
     /// A program could not be checked.
-    #[error(transparent)]
+    #[error("{}{}", .0, output::limit(.0.system()))]
     Check(#[from] pinfold_check::CheckError),
     /// A file of `check` cannot be used.
     #[error("cannot {attempt} {name}: {error}{}", output::advice_or(error, ""))]

@@ -39,6 +39,12 @@ pub(crate) fn files_or(error: &io::Error, otherwise: &'static str) -> &'static s
     }
 }
 
+/// Returns what to do where a limit of the process is what refused, to be appended to an error that
+/// knows no commands.
+pub(crate) fn limit(error: Option<&io::Error>) -> &'static str {
+    error.map_or("", |error| files_or(error, advice_or(error, "")))
+}
+
 /// Returns whether a path leads to the standard output: by a name of it, or as the file that it is
 /// redirected to.
 pub(crate) fn is_stdout(path: &Path) -> bool {

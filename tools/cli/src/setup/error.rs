@@ -117,7 +117,7 @@ pub(crate) enum OpenError {
     #[error(transparent)]
     File(#[from] FileError),
     /// The model controller could not be started.
-    #[error("{name}: {error}")]
+    #[error("{name}: {error}{}", output::limit(error.system()))]
     Model {
         /// The target.
         name: String,
