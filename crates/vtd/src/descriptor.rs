@@ -1,13 +1,19 @@
 //! Descriptors of the invalidation queue, 128 bits each ("Queued Invalidation Interface"). Bits that
 //! are not named here are reserved, and 0.
 
-use crate::domain::TlbDevice;
 use crate::source::SourceId;
 use pinfold_core::addr::PhysAddr;
 use pinfold_core::invalidate::Scope;
 
 /// A descriptor: the low and the high 64 bits.
 pub(crate) type Words = [u64; 2];
+
+/// A device that has a TLB.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TlbDevice {
+    pub(crate) device: SourceId,
+    pub(crate) queue_depth: u8,
+}
 
 /// "Context-cache Invalidate Descriptor": type 1 in bits 0 to 3; G in bits 4 and 5.
 const CONTEXT: u64 = 0x1;

@@ -1,7 +1,7 @@
 //! A domain's share of the unit's queue: [`InvalidationQueue`] for its flushes, with a status word
 //! of its own, and the translation of its memory.
 
-use crate::descriptor::{self, Words};
+use crate::descriptor::{self, TlbDevice, Words};
 use crate::queue::{Aborts, HardwarePage, Queue};
 use crate::registers::Registers;
 use crate::source::SourceId;
@@ -21,13 +21,6 @@ use spin::Mutex;
 /// How many polls in vain pass between two looks at the unit's error bits: waits are polled in
 /// memory.
 const POLLS_PER_LOOK: u32 = 256;
-
-/// A device that has a TLB.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TlbDevice {
-    pub(crate) device: SourceId,
-    pub(crate) queue_depth: u8,
-}
 
 /// What a domain and its unit know of it.
 pub(crate) struct DomainState {

@@ -1,8 +1,8 @@
 //! A unit: what it must be able to do, the order in which it is enabled and disabled, its domains,
 //! and the devices attached to them.
 
-use crate::descriptor;
-use crate::domain::{DomainQueue, DomainState, TlbDevice};
+use crate::descriptor::{self, TlbDevice};
+use crate::domain::{DomainQueue, DomainState};
 use crate::fault::Fault;
 use crate::queue::{Aborts, HardwarePage, Queue, REGISTER_POLLS};
 use crate::registers::{

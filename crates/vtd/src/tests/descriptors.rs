@@ -3,8 +3,7 @@
 use super::double::{
     Double, Heap, Identity, QEMU_CAP, QEMU_ECAP, SNOOPING as CAP, SNOOPING_EXTENDED as ECAP,
 };
-use crate::descriptor;
-use crate::domain::TlbDevice;
+use crate::descriptor::{self, TlbDevice};
 use crate::registers::Capabilities;
 use crate::source::SourceId;
 use crate::unit::Unit;
