@@ -221,7 +221,7 @@ impl Capabilities {
     }
 
     /// DIT, bit 41: flushes of devices' TLBs are limited by physical function, which they name.
-    pub const fn throttles_by_function(self) -> bool {
+    pub(crate) const fn throttles_by_function(self) -> bool {
         self.ecap(41)
     }
 
