@@ -55,6 +55,7 @@ pub mod known_bad;
 #[cfg(not(any(test, feature = "known-bad")))]
 #[expect(unreachable_pub, reason = "public with the feature")]
 mod known_bad;
+mod magazine;
 pub mod mem;
 pub mod page_pool;
 pub mod share;

@@ -459,7 +459,7 @@ impl Units {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
-    use super::super::magazine::{Cap, Depot, Magazine};
+    use super::super::magazine::{Cap, Depot, magazine};
     use super::*;
 
     /// 64 GiB of blocks of 16 bytes have all the numbers of 32 bits. The last of them would be
@@ -487,7 +487,7 @@ mod tests {
             depot.add(chunk.clone());
             assert_eq!(depot.free(), 1 << 17);
             assert_eq!(chunk.states().len(), 1 << 17);
-            let mut magazine = Magazine::new(1);
+            let mut magazine = magazine(1);
             assert!(depot.refill(&mut magazine));
             assert_eq!(magazine.pop(), Some(chunk.first()));
             // SAFETY: entered above.

@@ -150,11 +150,11 @@ impl PoolLocal {
         while empty.peek().is_some() {
             let mut taken = 0;
             for (&number, slot) in owner.current.as_slice().iter().rev().zip(empty.by_ref()) {
-                // SAFETY: taken from the magazine by `drop_last` below.
+                // SAFETY: taken from the magazine by `pop_many` below.
                 slot.get_or_insert(make(unsafe { pool.issue(owner, number, form) }));
                 taken += 1;
             }
-            owner.current.drop_last(taken);
+            owner.current.pop_many(taken);
             if taken == 0 {
                 pool.refill(owner)?;
             }

@@ -1,6 +1,6 @@
-//! [`Magazine`], an array of the numbers of free blocks; [`Owner`], which has two, of a size that
-//! [`Cap`] limits; [`Depot`], where they are exchanged, which also has the list of chunks, the
-//! pool's totals and the owners' numbers.
+//! [`Owner`], which has two [magazines](crate::magazine), of a size that [`Cap`] limits; [`Depot`],
+//! where they are exchanged, which also has the list of chunks, the pool's totals and the owners'
+//! numbers.
 
 use super::directory::Chunk;
 use crate::sync::count_steps;
@@ -13,82 +13,14 @@ use core::ops::Range;
 
 /// The most numbers of a magazine.
 pub(super) const MOST: usize = 512;
+const _: () = assert!(MOST <= crate::magazine::LIMIT);
 
-/// An array of the numbers of free blocks.
-#[derive(Debug)]
-pub(super) struct Magazine {
-    numbers: Box<[u32]>,
-    len: usize,
-}
+/// An array of the numbers of free blocks, of the size that [`Cap`] limits.
+pub(super) type Magazine = crate::magazine::Magazine<Box<[u32]>>;
 
-impl Magazine {
-    pub(super) fn new(capacity: usize) -> Self {
-        Self { numbers: vec![0; capacity].into(), len: 0 }
-    }
-
-    fn full(numbers: Box<[u32]>) -> Self {
-        Self { len: numbers.len(), numbers }
-    }
-
-    #[inline(always)]
-    pub(super) fn pop(&mut self) -> Option<u32> {
-        // An empty magazine has no such place either.
-        let last = self.len.wrapping_sub(1);
-        let number = *self.numbers.get(last)?;
-        self.len = last;
-        Some(number)
-    }
-
-    /// Adds a number; `false` if it is full.
-    #[inline(always)]
-    pub(super) fn push(&mut self, number: u32) -> bool {
-        let Some(place) = self.numbers.get_mut(self.len) else { return false };
-        *place = number;
-        self.len += 1;
-        true
-    }
-
-    /// Removes the numbers for which `keep` returns false. The others stay in their order.
-    fn retain(&mut self, mut keep: impl FnMut(u32) -> bool) {
-        let mut kept = 0;
-        for at in 0..self.len {
-            if let Some(&number) = self.numbers.get(at)
-                && keep(number)
-                && let Some(place) = self.numbers.get_mut(kept)
-            {
-                *place = number;
-                kept += 1;
-            }
-        }
-        self.len = kept;
-    }
-
-    /// Removes `count` numbers from the end.
-    pub(super) fn drop_last(&mut self, count: usize) {
-        self.len = self.len.saturating_sub(count);
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Its numbers; the last one is popped first.
-    pub(super) fn as_slice(&self) -> &[u32] {
-        self.numbers.get(..self.len).unwrap_or_default()
-    }
-
-    /// Fills an empty magazine with the first numbers of `fresh`, so that they are popped in
-    /// ascending order.
-    fn cut(&mut self, fresh: &mut Range<u32>) {
-        let count = fresh.len().min(self.numbers.len());
-        let (first, places) = (fresh.start, self.numbers.get_mut(..count).unwrap_or_default());
-        // A slice: `take(count).rev()` computes its place anew for each number, which is half of a
-        // fresh alloc's time.
-        let numbers = (0u32..).map(|from_end| first.wrapping_add(from_end));
-        places.iter_mut().rev().zip(numbers).for_each(|(place, number)| *place = number);
-        fresh.start = first.wrapping_add(u32::try_from(count).unwrap_or(u32::MAX));
-        self.len = count;
-    }
+/// Returns an empty one.
+pub(super) fn magazine(capacity: usize) -> Magazine {
+    Magazine::empty(vec![0; capacity].into())
 }
 
 /// How many blocks an owner may keep.
@@ -123,8 +55,8 @@ pub(super) struct Owner {
 impl Owner {
     pub(super) fn new(cap: Cap, pressure: u64, number: u32) -> Self {
         Self {
-            current: Magazine::new(cap.magazine),
-            previous: Magazine::new(if cap.two { cap.magazine } else { 0 }),
+            current: magazine(cap.magazine),
+            previous: magazine(if cap.two { cap.magazine } else { 0 }),
             pressure,
             number,
         }
@@ -141,7 +73,7 @@ impl Owner {
 
     /// Uses the other magazine, if that is empty. The current one is full.
     pub(super) fn swap_for_free(&mut self) -> bool {
-        let can = self.previous.is_empty() && !self.previous.numbers.is_empty();
+        let can = self.previous.is_empty() && self.previous.capacity() > 0;
         if can {
             swap(&mut self.current, &mut self.previous);
         }
@@ -186,7 +118,7 @@ impl Depot {
         Self {
             cap,
             full: VecDeque::new(),
-            part: Magazine::new(cap.magazine),
+            part: magazine(cap.magazine),
             empty: Vec::new(),
             fresh: VecDeque::new(),
             fresh_blocks: 0,
@@ -224,8 +156,8 @@ impl Depot {
         debug_assert!(magazine.is_empty());
         if let Some(full) = self.full.pop_back() {
             let empty = core::mem::replace(magazine, Magazine::full(full));
-            self.empty.push(empty.numbers);
-        } else if !self.part.is_empty() && self.part.numbers.len() == magazine.numbers.len() {
+            self.empty.push(empty.into_array());
+        } else if !self.part.is_empty() && self.part.capacity() == magazine.capacity() {
             swap(&mut self.part, magazine);
         } else {
             self.cut(magazine);
@@ -235,12 +167,14 @@ impl Depot {
 
     fn cut(&mut self, magazine: &mut Magazine) {
         let Some(fresh) = self.fresh.front_mut() else { return };
-        magazine.cut(fresh);
+        let count = magazine.fill(fresh.clone());
+        // At most the length of the range.
+        fresh.start = fresh.start.wrapping_add(u32::try_from(count).unwrap_or(u32::MAX));
         if fresh.start == fresh.end {
             self.fresh.pop_front();
         }
-        self.cut += magazine.len as u64;
-        self.fresh_blocks -= magazine.len as u64;
+        self.cut += count as u64;
+        self.fresh_blocks -= count as u64;
         // Only here: blocks are cut when the depot has no others, so all that were are outside now,
         // and there are never more of them outside.
         self.peak = self.peak.max(self.cut - self.aside);
@@ -261,11 +195,11 @@ impl Depot {
 
     /// Takes the numbers of a magazine, and leaves it empty. A full one is exchanged as a whole.
     pub(super) fn take_all(&mut self, magazine: &mut Magazine) {
-        if magazine.len == self.cap.magazine
+        if magazine.len() == self.cap.magazine
             && let Some(empty) = self.empty.pop()
         {
-            let full = core::mem::replace(magazine, Magazine { numbers: empty, len: 0 });
-            self.full.push_back(full.numbers);
+            let full = core::mem::replace(magazine, Magazine::empty(empty));
+            self.full.push_back(full.into_array());
             return;
         }
         while let Some(number) = magazine.pop() {
@@ -276,8 +210,8 @@ impl Depot {
     fn take_one(&mut self, number: u32) {
         if !self.part.push(number) {
             if let Some(empty) = self.empty.pop() {
-                let full = core::mem::replace(&mut self.part, Magazine { numbers: empty, len: 0 });
-                self.full.push_back(full.numbers);
+                let full = core::mem::replace(&mut self.part, Magazine::empty(empty));
+                self.full.push_back(full.into_array());
             }
             let pushed = self.part.push(number);
             debug_assert!(pushed, "there is an array for each number that was cut");
@@ -286,7 +220,7 @@ impl Depot {
 
     /// Returns how many free blocks are in the depot.
     pub(super) fn free(&self) -> u64 {
-        let in_arrays = self.full.len() * self.cap.magazine + self.part.len;
+        let in_arrays = self.full.len() * self.cap.magazine + self.part.len();
         in_arrays as u64 + self.aside + self.fresh_blocks
     }
 
@@ -329,10 +263,10 @@ impl Depot {
 
     /// Removes the numbers of the array that is partly full for which `keep` returns false.
     pub(super) fn keep_in_part(&mut self, keep: impl FnMut(u32) -> bool) {
-        let before = self.part.len;
+        let before = self.part.len();
         count_steps(before);
         self.part.retain(keep);
-        self.aside += (before - self.part.len) as u64;
+        self.aside += (before - self.part.len()) as u64;
     }
 
     /// Returns the arrays that are more than the numbers that were cut need.

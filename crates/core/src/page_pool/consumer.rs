@@ -10,6 +10,7 @@ use super::ring::{BULK, BULK_PAGES, Entry};
 use super::stats::{Counts, Holder, PagePoolStats};
 use crate::dma_pool::{AllocError, FreeError};
 use crate::frame::Order;
+use crate::magazine::Magazine;
 use crate::mem::DmaMemory;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -21,7 +22,7 @@ use core::fmt;
 /// Dropping it is [`close`](Self::close).
 pub struct PagePool {
     pub(super) shared: PoolRef,
-    pub(super) magazine: Magazine,
+    pub(super) magazine: CountedPages,
     pub(super) counts: Counts,
     /// The frames of the newest chunk that were never allocated: the first one, and the end.
     pub(super) fresh: (u32, u32),
@@ -76,7 +77,7 @@ impl PagePool {
         let written = u32::try_from(shared.config.max_len).unwrap_or(u32::MAX);
         Ok(Self {
             shared: PoolRef::first(shared),
-            magazine: Magazine::new(),
+            magazine: CountedPages::new(),
             counts: Counts::default(),
             fresh: (0, 0),
             pages: 0,
@@ -285,7 +286,7 @@ impl PagePool {
 
     #[inline(always)]
     fn put(&mut self, frame: u32) {
-        if self.magazine.put(frame).is_err() {
+        if !self.magazine.put(frame) {
             self.put_slow(frame);
         }
     }
@@ -301,7 +302,7 @@ impl PagePool {
         // `shared` keeps the pool alive.
         unsafe { recycle_remotely(self.shared.as_ptr(), &half) };
         // There is room now.
-        let _ = self.magazine.put(frame);
+        self.magazine.put(frame);
     }
 }
 
@@ -448,11 +449,8 @@ impl PagePool {
             unsafe { self.shared.sync_for_device(frame, self.written as usize) }
         });
         self.fresh.0 = first + count * step;
-        // In descending order, so that they leave the magazine in ascending order.
-        for frame in pages.skip(1).rev() {
-            // There is room, as above.
-            let _ = self.magazine.put_uncounted(frame);
-        }
+        // There is room, as above.
+        self.magazine.fill_uncounted(pages.skip(1));
         Ok(first)
     }
 
@@ -475,67 +473,58 @@ impl PagePool {
 }
 
 const CAPACITY: usize = 2 * BULK;
-/// The bits of the word that hold the number of pages, 0 to 128.
-const LEN: u64 = 0xff;
-/// One more page, and one more counted put.
-const COUNTED: u64 = 1 << 8 | 1;
+const _: () = assert!(CAPACITY <= crate::magazine::LIMIT);
 
-/// The consumer's pages: a stack that counts puts and takes at no cost.
-///
-/// One word holds the number of pages and the number of puts, so a put adds one constant to one
-/// word. The number of takes follows from the puts and the pages left.
+/// The consumer's pages: a magazine that counts puts and takes at no cost. The number of puts is
+/// the magazine's, and that of takes follows from it and the pages left.
 #[derive(Debug)]
-pub(super) struct Magazine {
-    word: u64,
+pub(super) struct CountedPages {
+    pages: Magazine<[u32; CAPACITY]>,
+    /// Pushes that are not counted.
+    uncounted: u64,
     /// Uncounted puts less uncounted takes, modulo 2^64.
     moved: u64,
-    pages: [u32; CAPACITY],
 }
 
-impl Magazine {
+impl CountedPages {
     pub(super) fn new() -> Self {
-        Self { word: 0, moved: 0, pages: [0; CAPACITY] }
+        Self { pages: Magazine::empty([0; CAPACITY]), uncounted: 0, moved: 0 }
     }
 
-    #[inline(always)]
     pub(super) fn len(&self) -> usize {
-        (self.word & LEN) as usize
+        self.pages.len()
     }
 
     /// Takes the page that was put in last, and counts it.
     #[inline(always)]
     pub(super) fn take(&mut self) -> Option<u32> {
-        let page = *self.pages.get(self.len().checked_sub(1)?)?;
-        self.word -= 1;
-        Some(page)
+        self.pages.pop()
     }
 
-    /// Puts a page in, and counts it. A full magazine returns it.
+    /// Puts a page in, and counts it; returns whether there was room.
     #[inline(always)]
-    pub(super) fn put(&mut self, page: u32) -> Result<(), u32> {
-        self.push(page, COUNTED)
+    pub(super) fn put(&mut self, page: u32) -> bool {
+        self.pages.push(page)
     }
 
     /// Puts a page in without counting it, for a refill; returns whether there was room.
     #[inline(always)]
     pub(super) fn put_uncounted(&mut self, page: u32) -> bool {
-        let placed = self.push(page, 1).is_ok();
+        let placed = self.pages.push(page);
+        self.uncounted += u64::from(placed);
         self.moved = self.moved.wrapping_add(u64::from(placed));
         placed
     }
 
-    #[inline(always)]
-    fn push(&mut self, page: u32, added: u64) -> Result<(), u32> {
-        let at = self.len();
-        let slot = self.pages.get_mut(at).ok_or(page)?;
-        *slot = page;
-        self.word += added;
-        Ok(())
+    /// Puts as many of `pages` in as there is room for, without counting them; they are taken in
+    /// this order. There were none.
+    fn fill_uncounted(&mut self, pages: impl ExactSizeIterator<Item = u32>) {
+        self.moved = self.moved.wrapping_add(self.pages.fill(pages) as u64);
     }
 
     /// Takes a page without counting it.
     pub(super) fn take_uncounted(&mut self) -> Option<u32> {
-        let page = self.take()?;
+        let page = self.pages.pop()?;
         self.moved = self.moved.wrapping_sub(1);
         Some(page)
     }
@@ -543,21 +532,18 @@ impl Magazine {
     /// Takes the upper half of a full magazine without counting it, in the order in which it was
     /// put in.
     pub(super) fn take_half_uncounted(&mut self) -> &[u32] {
-        let old = self.len();
-        let first = old.saturating_sub(BULK);
-        let taken = (old - first) as u64;
-        self.word -= taken;
-        self.moved = self.moved.wrapping_sub(taken);
-        self.pages.get(first..old).unwrap_or_default()
+        let half = self.pages.pop_many(BULK);
+        self.moved = self.moved.wrapping_sub(half.len() as u64);
+        half
     }
 
     /// Returns the number of counted puts.
     pub(super) fn cached(&self) -> u64 {
-        self.word >> 8
+        self.pages.pushed().wrapping_sub(self.uncounted)
     }
 
     /// Returns the number of counted takes.
     pub(super) fn fast(&self) -> u64 {
-        (self.cached().wrapping_add(self.moved)).wrapping_sub(self.len() as u64)
+        self.cached().wrapping_add(self.moved).wrapping_sub(self.len() as u64)
     }
 }
