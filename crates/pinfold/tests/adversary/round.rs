@@ -141,11 +141,12 @@ fn config(random: &mut Random, seed: u64, through: Through, owners: usize) -> So
 /// Returns the trouble of a round, by its seed. Memory that is quarantined is never freed, so long
 /// runs have it in their first rounds only.
 fn trouble(seed: u64, through: Through, wrong: Option<Wrong>) -> Trouble {
+    let early = seed < super::first_seed().saturating_add(200);
     match (through, wrong, seed / 7 % 5) {
         (Through::Requests, Some(Wrong::Loop(Careless::DropEnds)), _) => Trouble::Drops,
-        (Through::Requests, None, 0) if seed < 200 => Trouble::Drops,
-        (Through::Requests, None, 1) if seed < 200 => Trouble::Fails,
-        (Through::Requests, None, 2) if seed < 200 => Trouble::Hangs,
+        (Through::Requests, None, 0) if early => Trouble::Drops,
+        (Through::Requests, None, 1) if early => Trouble::Fails,
+        (Through::Requests, None, 2) if early => Trouble::Hangs,
         _ => Trouble::None,
     }
 }
