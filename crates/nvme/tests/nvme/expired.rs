@@ -114,7 +114,7 @@ fn a_request_whose_rest_cannot_be_addressed_ends_with_what_was_sent() {
     let mut queue = bench.controller.create_queue(4).unwrap();
     let write = queue.write(1, 0, 18, Pieces(Buffer::new(&bench.arena, 7 * 4096))).unwrap();
     let result = one(&mut queue, write).1;
-    assert!(matches!(result, Err(CommandError::Layout(LayoutError::Prp(_)))), "{result:?}");
+    assert!(matches!(result, Err(CommandError::Layout(LayoutError::Ragged { .. }))), "{result:?}");
     assert_eq!((queue.stats().commands, bench.controller.stats().list_pages_used), (1, 0));
     let flush = queue.flush(1).unwrap();
     assert_eq!(one(&mut queue, flush).1, Ok(()));
