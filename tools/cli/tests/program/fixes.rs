@@ -355,9 +355,9 @@ fn a_limit_of_open_files_is_named_by_every_command() {
     std::fs::write(&source, [7; 4096]).unwrap();
     let (source, out) = (source.display(), folder.path().join("out"));
     let copy = format!("copy {source} {} --force", out.display());
-    for line in [&copy, "serve soft:1M --run true"] {
+    for line in [&copy, "serve soft:1M --run true", "check -- true"] {
         let mut named = 0;
-        for files in 5..12 {
+        for files in 4..12 {
             let by = format!("--nofile={files}:4096");
             let ended = run_in(&["prlimit", &by], "true", line);
             if ended.err.contains("Too many open files") {
@@ -368,4 +368,11 @@ fn a_limit_of_open_files_is_named_by_every_command() {
         }
         assert!(named > 0, "{line}: no call was refused");
     }
+}
+
+#[test]
+fn a_limit_of_a_files_length_is_named_where_memory_is_a_file() {
+    let ended = run_in(&["prlimit", "--fsize=0:unlimited"], "true", "check -- true");
+    ended.failed(125, &["too large", "ulimit -f"]);
+    run_in(&["prlimit", "--fsize=0:unlimited"], "ulimit -f unlimited", "check -- true").ok();
 }

@@ -260,3 +260,18 @@ fn a_target_that_cannot_store_is_named() {
     );
     wait_for_program(false);
 }
+
+/// By QEMU, for example, whose locks they are.
+#[test]
+fn a_file_that_is_in_use_is_not_emptied() {
+    let Some(_wire) = Wire::new(1, 1500) else { return };
+    let folder = Folder::new();
+    let path = folder.file("disk", &[7; 8192]);
+    let held = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    assert_eq!(::pinfold::lock_image(&held, true), ::pinfold::ImageLock::Held);
+    for to in ["--to", "--pcap"] {
+        let line = ["receive", "v1", "--seconds", "100ms", "--memory", "8M", to, &path, "--force"];
+        pinfold(&line).failed(1, &["is in use"]);
+        assert_eq!(std::fs::read(&path).unwrap(), [7; 8192], "{to}");
+    }
+}

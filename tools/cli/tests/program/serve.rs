@@ -410,7 +410,8 @@ fn a_port_serves_as_well() {
     assert_eq!(finish(child).json()["command"], "serve");
 }
 
-/// Of servers, of `copy --force`, and of QEMU's programs, which have the same locks.
+/// Of servers, of all that writes or replaces a file, and of QEMU's programs, which have the same
+/// locks; by whatever name.
 #[test]
 fn an_image_that_is_served_is_locked() {
     let folder = Folder::new();
@@ -420,7 +421,13 @@ fn an_image_that_is_served_is_locked() {
         let socket = folder.arg("second");
         finish(start(&words(&format!("serve {target} -U {socket} --run true {options}"))))
     };
+    let link = folder.arg("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let hard = folder.arg("hard");
+    std::fs::hard_link(&path, &hard).unwrap();
     let copy = || finish(start(&["copy", &source, &path, "--force", "-q"]));
+    let write = |line: &str| pinfold(&words(&line.replace("SOURCE", &source)));
+    let io = "--rw write --size 4k --bs 4k --force";
     for (target, options) in
         [(path.clone(), ""), (format!("soft:{path}"), ""), (path.clone(), "-r")]
     {
@@ -428,6 +435,19 @@ fn an_image_that_is_served_is_locked() {
         serve(&path, "").failed(1, &["is in use", "end that first"]);
         serve(&format!("soft:{path}"), "").failed(1, &["is in use"]);
         copy().failed(1, &["is in use"]);
+        let name = if options == "-r" { &link } else { &hard };
+        write(&format!("io {name} {io}")).failed(1, &["is in use"]);
+        let copied = folder.arg("copied");
+        if options == "-r" {
+            write(&format!("io soft:{path} {io}")).failed(1, &["is in use"]);
+            write(&format!("copy SOURCE {copied} --via soft:{path} --force -q"))
+                .failed(1, &["is in use"]);
+            write(&format!("check --nvme soft:{path} -- true")).failed(125, &["is in use"]);
+        }
+        let kept = std::fs::read(&hard).unwrap();
+        assert!(kept.len() == 1 << 20 && kept.iter().all(|&byte| byte == 0x5a), "{target}");
+        // As `cp` does.
+        write(&format!("copy {path} {copied} -q --force")).ok();
         let refused_by = |program: &str, args: &[&str]| {
             if let Some(refused) = client(program, args) {
                 assert!(refused.code == Some(1) && refused.err.contains("lock"), "{refused:#?}");
@@ -443,6 +463,32 @@ fn an_image_that_is_served_is_locked() {
         server.stop();
     }
     serve(&path, "").ok();
+    write(&format!("io {path} {io}")).ok();
+    copy().ok();
+}
+
+/// qemu-io lets others write what it writes, and loses what it writes to a file without a name.
+#[test]
+fn a_file_that_qemu_io_writes_is_left() {
+    let folder = Folder::new();
+    let path = folder.file("disk", &[0x5a; 1 << 20]);
+    let source = folder.file("source", &[1; 4096]);
+    let mut qemu = Command::new("qemu-io");
+    qemu.args(["-f", "raw", &path]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let Ok(mut qemu) = qemu.spawn() else {
+        return skipped("no qemu-io: apt-get install qemu-utils");
+    };
+    // Its answer says that it has the image.
+    let mut commands = qemu.stdin.take().unwrap();
+    commands.write_all(b"length\n").unwrap();
+    let mut answer = [0; 8];
+    qemu.stdout.as_mut().unwrap().read_exact(&mut answer).unwrap();
+    let copy = || pinfold(&["copy", &source, &path, "--force", "-q"]);
+    copy().failed(1, &["is in use", "QEMU"]);
+    pinfold(&words(&format!("io {path} --rw write --size 4k --bs 4k --force")))
+        .failed(1, &["is in use"]);
+    drop(commands);
+    qemu.wait().unwrap();
     copy().ok();
 }
 
