@@ -95,7 +95,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Serve(#[from] ServeError),
     /// A program could not be checked.
-    #[error("{}{}", .0, output::limit(.0.system()))]
+    #[error("{}{}", .0, limit_of(.0))]
     Check(#[from] pinfold_check::CheckError),
     /// A file of `check` cannot be used.
     #[error("cannot {attempt} {name}: {error}{}", output::advice_or(error, ""))]
@@ -224,6 +224,11 @@ impl From<ReplayError> for Failure {
     fn from(error: ReplayError) -> Self {
         Self::Replay { error }
     }
+}
+
+/// Returns what to do where a limit is what refused a check.
+fn limit_of(error: &pinfold_check::CheckError) -> &'static str {
+    output::limit(error.system())
 }
 
 impl Failure {
