@@ -66,11 +66,20 @@ pub(crate) fn print(machine: &Machine) -> Result<()> {
         phase: Box::new(|_| {}),
         refills: Box::new(|| Some(bus.stats().misses)),
     };
-    for side in [&unit, &model] {
-        for batch in [1, 4, 15, 64, 250] {
-            side.batch(batch)?;
+    for batch in [1, 4, 15, 64, 250] {
+        let (there, here) = (unit.batch(batch)?, model.batch(batch)?);
+        if there != here {
+            let what = format!(
+                "of {batch} pages at once, the unit has {there:?} flushes, waits and flushes of the domain, the model {here:?}"
+            );
+            return Err(what.into());
         }
-        side.refills()?;
+    }
+    unit.refills()?;
+    let refills = model.refills()?;
+    // vm/vtd expects the same of the unit.
+    if refills != [USED as u64, 0, 0, USED as u64] {
+        return Err(format!("the model has read {refills:?} translations").into());
     }
     Ok(())
 }
@@ -111,8 +120,8 @@ impl Side<'_> {
         self.domain.stats().backend.invalidations
     }
 
-    /// Revokes `batch` pages at once, again and again.
-    fn batch(&self, batch: usize) -> Result<()> {
+    /// Revokes `batch` pages at once, again and again. Returns what that had flushed.
+    fn batch(&self, batch: usize) -> Result<[u64; 3]> {
         let mut owner = self.domain.local();
         let (mut times, mut counts) = (Vec::new(), [0; 3]);
         for _ in 0..BATCHES {
@@ -126,16 +135,18 @@ impl Side<'_> {
         println!(
             "cost: {name}: of {batch} pages at once: {flushes} flushes, {waits} wait, {median} ns"
         );
-        Ok(())
+        Ok(counts)
     }
 
     /// Has the device use pages, flushes others by range and by domain, and has it use its own again.
-    fn refills(&self) -> Result<()> {
+    /// Returns how many translations it read each time, if that is counted here.
+    fn refills(&self) -> Result<Vec<u64>> {
         let mut owner = self.domain.local();
         // QEMU 7.2 compares the lowest 8 bits of a page's number alone (its mask is an `uint8_t`): the
         // pages flushed in phase 3 are the first four of another window, so the first here go too.
         let used = self.pages(&mut owner, 2 * USED)?.split_off(USED);
-        let touch = |number: u32, what: &str| -> Result<()> {
+        let mut counted = Vec::new();
+        let mut touch = |number: u32, what: &str| -> Result<()> {
             let before = (self.refills)();
             (self.phase)(number);
             for mapping in &used {
@@ -146,6 +157,7 @@ impl Side<'_> {
                 (self.refills)().zip(before).map(|(after, before)| after - before)
             {
                 println!("refills: {}: {what}: {refills} of {USED} pages", self.name);
+                counted.push(refills);
             }
             Ok(())
         };
@@ -163,6 +175,6 @@ impl Side<'_> {
             }
             touch(number, what)?;
         }
-        Ok(())
+        Ok(counted)
     }
 }

@@ -204,7 +204,7 @@ pub(crate) struct Machine {
     pub(crate) memory: Arc<Hugepages>,
     pub(crate) edu: Edu,
     /// A page of 1 GiB, if the machine has reserved one.
-    pub(crate) gigabyte: Option<Arc<Hugepages>>,
+    pub(crate) gigabyte: Option<Pages>,
     /// Where the device puts what it has read.
     pub(crate) seen: Mapping<Pages, Bidirectional>,
 }
@@ -264,6 +264,8 @@ pub(crate) fn open() -> Result<Machine> {
     unit.enable()?;
     unit.attach(Edu::ADDRESS, &attachments, None)?;
     let edu = Edu::open()?;
+    let gigabyte = gigabyte.and_then(|pages| pages.take(1 << 30));
+    let gigabyte = gigabyte.map(|(base, _)| Pages { base, len: 1 << 30 });
     let (base, _) = memory.take(4096).ok_or("no hugepages")?;
     let seen =
         domain.map(Pages { base, len: 4096 }, Bidirectional).map_err(|refused| refused.error)?;

@@ -81,7 +81,7 @@ fn run(rounds: usize) -> Result<bool> {
     };
     let stale = orders::right_order(&machine, rounds)?;
     check(&format!("the right order, {rounds} rounds"), stale, false);
-    orders::walk_agrees(&machine, rounds.div_ceil(100))?;
+    orders::walk_agrees(&machine, rounds.div_ceil(100).max(20))?;
     if !records_faults(&machine)? {
         return Err("an access after a revocation is not recorded".into());
     }

@@ -31,6 +31,15 @@ pub(crate) fn part(memory: DmaMemory<'_>, first: usize, count: usize) -> Result<
     Ok(Pages { base: part.as_ptr(), len: part.len() })
 }
 
+/// Leaves of 4 KiB, 2 MiB, 1 GiB are counted in this order.
+fn size_number(size: PageSize) -> usize {
+    match size {
+        PageSize::Size4K => 0,
+        PageSize::Size2M => 1,
+        PageSize::Size1G => 2,
+    }
+}
+
 /// How many leaves of each size were mapped.
 #[derive(Default)]
 struct Leaves([u64; 3]);
@@ -39,11 +48,8 @@ impl Leaves {
     fn count(&mut self, machine: &Machine, mapping: &Mapping<Pages, Bidirectional>) -> Result<()> {
         let iova = mapping.iova();
         for run in machine.domain.mapped().ok_or("the table cannot be read")? {
-            if let Some(number) = [PageSize::Size4K, PageSize::Size2M, PageSize::Size1G]
-                .iter()
-                .position(|size| *size == run.page_size && iova.overlaps(&run.iova))
-            {
-                self.0[number] += 1;
+            if iova.overlaps(&run.iova) {
+                self.0[size_number(run.page_size)] += 1;
             }
         }
         Ok(())
@@ -69,19 +75,12 @@ const GROUP: usize = BUFFER_BYTES / (2 * SLOT);
 /// read, at every offset and in every length.
 pub(crate) fn right_order(machine: &Machine, rounds: usize) -> Result<bool> {
     let whole = [machine.pages(HUGE)?, machine.pages(HUGE)?];
-    let gigabyte = match &machine.gigabyte {
-        Some(pages) => {
-            let (base, _) = pages.take(1 << 30).ok_or("the page of 1 GiB is in use")?;
-            Some(Pages { base, len: 1 << 30 })
-        }
-        None => None,
-    };
     let mut random = Random(1);
     let mut owner = machine.domain.local();
     let (mut leaves, mut transfers) = (Leaves::default(), Vec::new());
     for round in 0..rounds {
         // Every fourth time a whole hugepage, which has one leaf, and now and then the large one.
-        let pages = match (random.below(16), &gigabyte) {
+        let pages = match (random.below(16), &machine.gigabyte) {
             (0, Some(gigabyte)) => part(gigabyte.memory(), 0, gigabyte.len / PAGE)?,
             (0..4, _) => part(whole[random.below(2)].memory(), 0, HUGE / PAGE)?,
             _ => {
@@ -171,18 +170,22 @@ struct Mark {
     memory: NonNull<u8>,
 }
 
-/// Maps and unmaps at random, up to twelve payloads at a time, and compares what the device reads
-/// through the first and the last page of each and through pages at random, and through what was
-/// unmapped, with what the table has.
+/// Maps and unmaps at random, up to thirteen payloads at a time, the first in a leaf of 1 GiB if the
+/// machine has one, and compares what the device reads through the first and the last page of each and
+/// through pages at random, and through what was unmapped, with what the table has.
 pub(crate) fn walk_agrees(machine: &Machine, steps: usize) -> Result<()> {
     let mut free = (0..12).map(|_| machine.pages(HUGE)).collect::<Result<Vec<_>>>()?;
+    if let Some(gigabyte) = &machine.gigabyte {
+        free.push(part(gigabyte.memory(), 0, gigabyte.len / PAGE)?);
+    }
     let mut random = Random(2);
     let mut live: Vec<(Mapping<Pages, Bidirectional>, Pages, Vec<Mark>)> = Vec::new();
-    let (mut value, mut read) = (0, 0);
+    let (mut value, mut read) = (0, [0_u64; 3]);
     for step in 0..steps {
         let mut gone = Vec::new();
         for _ in 0..4 {
-            let unmaps = random.below(2) == 0 && !live.is_empty();
+            // The large leaf is there when the first sample is read.
+            let unmaps = step > 0 && random.below(2) == 0 && !live.is_empty();
             if unmaps || free.is_empty() {
                 let (mapping, whole, marks) = live.swap_remove(random.below(live.len()));
                 mapping.unmap()?;
@@ -193,13 +196,15 @@ pub(crate) fn walk_agrees(machine: &Machine, steps: usize) -> Result<()> {
                 gone.extend(marks);
                 free.push(whole);
             } else {
-                let whole = free.swap_remove(random.below(free.len()));
-                let (first, count) = match random.below(3) {
-                    0 => (0, 512),
-                    _ => {
-                        let first = random.below(512);
-                        (first, 1 + random.below(512 - first))
-                    }
+                let first_of_all = value == 0;
+                let at = if first_of_all { free.len() - 1 } else { random.below(free.len()) };
+                let whole = free.swap_remove(at);
+                let all = whole.len / PAGE;
+                let (first, count) = if first_of_all || random.below(3) == 0 {
+                    (0, all)
+                } else {
+                    let first = random.below(all);
+                    (first, 1 + random.below((all - first).min(2048)))
                 };
                 let memory = whole.memory();
                 let (mapping, iova) = machine.map(part(memory, first, count)?)?;
@@ -229,7 +234,8 @@ pub(crate) fn walk_agrees(machine: &Machine, steps: usize) -> Result<()> {
             // Written since the last sample, for what is gone: nothing old in the buffer is equal.
             let now = word(mark).read_u64(0)?;
             let mut table = machine.domain.mapped().ok_or("the table cannot be read")?;
-            let maps = table.any(|run| run.iova.contains(Iova::new(mark.iova)));
+            let run = table.find(|run| run.iova.contains(Iova::new(mark.iova)));
+            let maps = run.is_some();
             match (*is_mapped, maps) {
                 (true, false) => {
                     return Err(format!("step {step}: the table lacks {:#x}", mark.iova).into());
@@ -245,10 +251,16 @@ pub(crate) fn walk_agrees(machine: &Machine, steps: usize) -> Result<()> {
                 );
                 return Err(what.into());
             }
-            read += 1;
+            read[run.map_or(0, |run| size_number(run.page_size))] += 1;
         }
     }
-    println!("ok: the unit's walk agrees with the table in {read} pages of {steps} states");
+    let [small, huge, giant] = read;
+    println!(
+        "ok: the unit's walk agrees with the table in {steps} states: in {huge} pages of leaves of 2 MiB, {giant} of 1 GiB, {small} others"
+    );
+    if machine.gigabyte.is_some() && giant == 0 {
+        return Err("no page was read in a leaf of 1 GiB".into());
+    }
     Ok(())
 }
 
