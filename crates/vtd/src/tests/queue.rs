@@ -346,8 +346,41 @@ fn a_queue_that_does_not_move_again_has_failed_for_good() {
     assert!(error.contains("the invalidation unit has failed"), "{error}");
     assert!(domain.stats().quarantined + domain.stats().deferred > 0);
     let (_, others) = super::unit::domain(&unit);
+    let tails = double.counts().0;
     let attached = unit.attach(SourceId(9), &others, None);
     assert_eq!(attached, Err(UnitError::NotFlushed { what: "a context entry" }));
+    assert_eq!(double.counts().0, tails, "nothing is submitted to it");
+}
+
+#[test]
+fn a_flush_of_the_units_own_waits_for_room() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (backend, _) = backend(&unit, 0);
+    let (_, attachments) = domain(&unit);
+    double.state().holds = true;
+    // It needs a place more, with its wait.
+    backend.queue().submit(&[DOMAIN; CAPACITY - 1], None).unwrap();
+    double.state().log.clear();
+    let refused = unit.attach(DEVICE, &attachments, None);
+    assert_eq!(refused, Err(UnitError::NotFlushed { what: "a context entry" }));
+    double.state().holds = false;
+    double.run();
+    let log = double.state().log.clone();
+    assert!(log.iter().all(|entry| entry.starts_with("iotlb")), "{log:?}");
+    assert_eq!(log.len(), CAPACITY - 1, "none is written over");
+}
+
+#[test]
+fn a_flush_of_the_units_own_recovers_a_full_queue() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (backend, _) = backend(&unit, 0);
+    let (_, attachments) = domain(&unit);
+    double.state().holds = true;
+    backend.queue().submit(&[DOMAIN; CAPACITY], None).unwrap();
+    // An error, so that it fetches nothing until that is cleared.
+    double.state().fsts |= 1 << 4;
+    double.state().holds = false;
+    unit.attach(DEVICE, &attachments, None).unwrap();
 }
 
 #[test]
