@@ -109,7 +109,7 @@ use pinfold_core::domain::{
 use pinfold_core::invalidate::WaitLimit;
 use release::{Completed, Held};
 use signal::Signal;
-use slots::{Parts, Slots, State};
+use slots::{Part, Parts, Slots, State};
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
@@ -390,15 +390,12 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
                 refusal,
             });
         }
-        let mut parts = Parts::default();
+        let mut parts = self.slots.places();
         let (mut payloads, mut index) = (payloads.into_iter(), 0);
         while let Some((payload, access)) = payloads.next() {
-            match self.map(payload, access, index) {
-                Ok(mapping) => parts.set(index, mapping, access),
-                Err((payload, refusal)) => {
-                    let rest = payloads.map(|(payload, _)| payload);
-                    return Err(self.undo(parts, index, payload, rest, refusal));
-                }
+            if let Err((payload, refusal)) = self.map(payload, access, index, &mut parts) {
+                let rest = payloads.map(|(payload, _)| payload);
+                return Err(self.undo(parts, index, payload, rest, refusal));
             }
             index += 1;
         }
@@ -414,13 +411,15 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         self.slots.is_full().then_some(Refusal::Slots { slots, in_flight, lost })
     }
 
+    /// Maps payload `index` into its place.
     #[inline(always)]
     fn map(
         &mut self,
         payload: P,
         access: Access,
         index: usize,
-    ) -> Result<Unrevoked<P>, (Option<P>, Refusal)> {
+        parts: &mut Parts<P, N>,
+    ) -> Result<(), (Option<P>, Refusal)> {
         if self.policy == Policy::Static && payload.fixed_iova(self.id).is_none() {
             return Err((Some(payload), Refusal::NotStatic { index }));
         }
@@ -433,29 +432,36 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         } else {
             return Err((Some(payload), Refusal::NoAccess { index }));
         };
-        let refused = |MapError { payload, error }| (payload, Refusal::Map { index, error });
-        let mapping = mapped.map_err(refused)?;
+        let mapping = match mapped {
+            Ok(mapping) => mapping,
+            Err(MapError { payload, error }) => {
+                return Err((payload, Refusal::Map { index, error }));
+            }
+        };
         if self.policy == Policy::Static && !mapping.is_fixed() {
             let revoked = self.domain.revoke(mapping);
             // Where its flush is late, the domain holds it.
             let ended = self.domain.wait_for(revoked, WaitLimit::within(self.flush_limit));
             return Err((ended.ok(), Refusal::NotStatic { index }));
         }
-        Ok(mapping)
+        parts.set(index, Part::Mapped(mapping, access));
+        Ok(())
     }
 
     /// Ends the mappings of a request that is not begun, because payload `index` was refused.
     #[cold]
     fn undo<const M: usize>(
         &mut self,
-        parts: Parts<P, N>,
+        mut parts: Parts<P, N>,
         index: usize,
         refused: Option<P>,
         mut rest: impl Iterator<Item = P>,
         refusal: Refusal,
     ) -> BeginError<P, M> {
         let mut revoked = Vec::with_capacity(index);
-        self.domain.revoke_many(parts.into_mappings(), &mut revoked);
+        self.domain.revoke_many(parts.take_mapped(), &mut revoked);
+        parts.drain().for_each(drop);
+        self.slots.give_back(parts);
         let limit = WaitLimit::within(self.flush_limit);
         // What is late is dropped: the domain holds it.
         let mut ended = self.domain.wait_many_for(revoked, limit).map(Result::ok);
@@ -489,7 +495,9 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         if !self.slots.is_lent(token) {
             return Err(lent);
         }
-        self.slots.take_back(token, lent.into_parts());
+        if let Some(parts) = lent.into_parts() {
+            self.slots.take_back(token, parts);
+        }
         Ok(token)
     }
 
@@ -528,7 +536,9 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         if !self.slots.end_lent(token) {
             return Err(lent);
         }
-        self.completed.push_back(Completed { token, parts: lent.into_parts() });
+        if let Some(parts) = lent.into_parts() {
+            self.completed.push_back(Completed { token, parts });
+        }
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! [`Lent`]: the payloads of a request in the hands of a driver that takes them by value.
 
 use super::slots::{Parts, Token};
-use crate::{DmaMemory, Segment};
+use crate::{Access, DmaMemory, Segment, Unrevoked};
 use pinfold_core::access::Direction;
 use pinfold_core::domain::{DomainId, Payload, Pinned};
 use std::fmt;
@@ -15,14 +15,15 @@ use std::fmt;
 #[must_use = "dropping it quarantines the payloads"]
 pub struct Lent<P: Pinned, const N: usize> {
     token: Token,
-    parts: Parts<P, N>,
+    /// `None` once they were taken out.
+    parts: Option<Parts<P, N>>,
     domain: DomainId,
 }
 
 impl<P: Pinned, const N: usize> Lent<P, N> {
     #[inline(always)]
     pub(super) fn new(token: Token, parts: Parts<P, N>, domain: DomainId) -> Self {
-        Self { token, parts, domain }
+        Self { token, parts: Some(parts), domain }
     }
 
     /// Returns the request's token.
@@ -32,7 +33,7 @@ impl<P: Pinned, const N: usize> Lent<P, N> {
 
     /// Yields where the device finds the payloads, each piece with its memory, in their order.
     pub fn pieces(&self) -> impl Iterator<Item = (Segment, Option<DmaMemory<'_>>)> {
-        self.parts.iter().flat_map(|(mapping, _)| {
+        self.mapped().flat_map(|(mapping, _)| {
             let piece = |index| Some((mapping.extent(index)?, mapping.piece(index)));
             (0..).map_while(piece)
         })
@@ -47,14 +48,20 @@ impl<P: Pinned, const N: usize> Lent<P, N> {
 
     /// Takes the payloads out, for their loop.
     #[inline(always)]
-    pub(super) fn into_parts(mut self) -> Parts<P, N> {
-        std::mem::take(&mut self.parts)
+    pub(super) fn into_parts(mut self) -> Option<Parts<P, N>> {
+        self.parts.take()
+    }
+
+    fn mapped(&self) -> impl Iterator<Item = (&Unrevoked<P>, Access)> {
+        self.parts.iter().flat_map(Parts::mapped)
     }
 }
 
 impl<P: Pinned, const N: usize> Drop for Lent<P, N> {
     fn drop(&mut self) {
-        std::mem::take(&mut self.parts).quarantine();
+        if let Some(parts) = self.parts.take() {
+            parts.quarantine();
+        }
     }
 }
 
@@ -63,10 +70,10 @@ impl<P: Pinned, const N: usize> Drop for Lent<P, N> {
 // All of the mappings are for an access that contains that of `D`.
 unsafe impl<P: Pinned, D: Direction, const N: usize> Payload<D> for Lent<P, N> {
     fn segment(&self, index: usize) -> Option<Segment> {
-        if !self.parts.iter().all(|(_, access)| access.contains(D::ACCESS)) {
+        if !self.mapped().all(|(_, access)| access.contains(D::ACCESS)) {
             return None;
         }
-        let (mut index, mut parts) = (index, self.parts.iter().peekable());
+        let (mut index, mut parts) = (index, self.mapped().peekable());
         while let Some((mapping, _)) = parts.next() {
             // Of the last one, as of the only one, none has to be counted.
             if parts.peek().is_none() {

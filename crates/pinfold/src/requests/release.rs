@@ -2,7 +2,7 @@
 //! completed, returned; late, if it does not complete in time.
 
 use super::signal::{Signal, Time};
-use super::slots::{Parts, Token};
+use super::slots::{Part, Parts, Token};
 use super::{End, Ended, Policy, Requests};
 use pinfold_core::domain::{BackendError, DomainLocal, NotQuiesced, Pinned, Revoked};
 use pinfold_core::invalidate::{Ticket, WaitError, WaitLimit};
@@ -17,15 +17,6 @@ pub(super) struct Completed<P: Pinned, const N: usize> {
     pub(super) parts: Parts<P, N>,
 }
 
-/// A payload of a request that has been revoked.
-enum Part<P: Pinned> {
-    Revoked(Revoked<P>),
-    /// No device reaches it.
-    Quiesced(P),
-    /// It is quarantined.
-    Lost,
-}
-
 /// A request that has been revoked, until its flush has completed.
 pub(super) struct Held<P: Pinned, const N: usize> {
     token: Token,
@@ -33,24 +24,23 @@ pub(super) struct Held<P: Pinned, const N: usize> {
     since: Time,
     /// Whether it has been reported as late.
     is_late: bool,
-    /// How many payloads it has, and the payloads.
-    count: usize,
-    parts: [Option<Part<P>>; N],
+    /// What a call of the domain that has panicked has left mapped is quarantined.
+    parts: Parts<P, N>,
     /// Why payloads of it are lost, if any are.
     lost: Option<Box<BackendError>>,
 }
 
 impl<P: Pinned, const N: usize> Held<P, N> {
-    /// Returns one whose `count` payloads are being revoked.
-    fn new(token: Token, since: Time, count: usize) -> Self {
-        let parts = [const { None }; N];
-        Self { token, since, is_late: false, count, parts, lost: None }
+    /// Returns one whose payloads are to be revoked.
+    #[inline(always)]
+    fn new(Completed { token, parts }: Completed<P, N>, since: Time) -> Self {
+        Self { token, since, is_late: false, parts, lost: None }
     }
 
     fn revoked(&self) -> impl Iterator<Item = &Revoked<P>> {
-        self.parts.iter().flatten().filter_map(|part| match part {
+        self.parts.iter().filter_map(|part| match part {
             Part::Revoked(revoked) => Some(revoked),
-            Part::Quiesced(_) | Part::Lost => None,
+            Part::Mapped(..) | Part::Quiesced(_) | Part::Lost => None,
         })
     }
 
@@ -76,11 +66,11 @@ impl<P: Pinned, const N: usize> Held<P, N> {
     /// found late waits when it is dropped, and is woken by the deadline of the backend.
     fn wait(&mut self, domain: &mut DomainLocal, limit: WaitLimit) -> bool {
         let (mut limit, mut all_ended) = (limit, true);
-        for place in self.parts.iter_mut().map_while(Option::as_mut) {
+        for place in self.parts.iter_mut() {
             let revoked = match std::mem::replace(place, Part::Lost) {
                 Part::Revoked(revoked) => revoked,
-                ended @ (Part::Quiesced(_) | Part::Lost) => {
-                    *place = ended;
+                other @ (Part::Mapped(..) | Part::Quiesced(_) | Part::Lost) => {
+                    *place = other;
                     continue;
                 }
             };
@@ -96,31 +86,33 @@ impl<P: Pinned, const N: usize> Held<P, N> {
         all_ended
     }
 
-    /// Returns the report of one whose flush has ended.
+    /// Returns the report of one whose flush has ended: takes its payloads out.
     #[inline]
-    fn into_ended(self, domain: &mut DomainLocal) -> Ended<P, N> {
-        let Self { token, count, parts, lost, .. } = self;
-        let (mut lost, mut returned) = (lost.map(|error| *error), 0);
-        let payloads = parts.map(|part| {
-            let payload = match part? {
-                Part::Quiesced(payload) => payload,
-                Part::Lost => return None,
+    fn end(&mut self, domain: &mut DomainLocal) -> Ended<P, N> {
+        let (mut lost, mut is_kept) = (self.lost.take().map(|error| *error), false);
+        let mut payloads = [const { None }; N];
+        for (place, part) in payloads.iter_mut().zip(self.parts.drain()) {
+            match part {
+                Part::Quiesced(payload) => *place = Some(payload),
+                Part::Lost => is_kept = true,
+                Part::Mapped(mapping, _) => {
+                    is_kept = true;
+                    mapping.quarantine();
+                }
                 Part::Revoked(revoked) => {
                     let waited = domain.poll(revoked).or_else(|revoked| {
                         // Its flush has failed, and it is quarantined.
                         domain.wait_for(revoked, NO_TIME)
                     });
-                    waited.map_err(|failed| lost = Some(failed.error)).ok()?
+                    *place = waited.map_err(|failed| lost = Some(failed.error)).ok();
                 }
-            };
-            returned += 1;
-            Some(payload)
-        });
-        if returned < count && lost.is_none() {
-            // A call of the domain has panicked with the others, which it keeps.
+            }
+        }
+        if is_kept && lost.is_none() {
+            // A call of the domain has panicked with it, or before it.
             lost = Some(BackendError::NotRevoked);
         }
-        Ended { token, payloads, end: lost.map_or(End::Quiesced, End::Lost) }
+        Ended { token: self.token, payloads, end: lost.map_or(End::Quiesced, End::Lost) }
     }
 
     fn report_late(&mut self) -> Ended<P, N> {
@@ -268,16 +260,19 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     /// Returns the payloads of a request that stay mapped.
     #[inline]
     fn end_fixed(&mut self, request: Completed<P, N>, ended: &mut Vec<Ended<P, N>>) {
-        let Completed { token, parts } = request;
+        let Completed { token, mut parts } = request;
         self.slots.free(token);
         report(token, ended, || {
-            let (mut mappings, mut end) = (parts.into_mappings(), End::Quiesced);
-            let payloads = std::array::from_fn(|_| {
-                let unmapped = self.domain.unmap(mappings.next()?);
-                unmapped.map_err(|error| end = End::Lost(error)).ok()
-            });
+            let (mut payloads, mut end) = ([const { None }; N], End::Quiesced);
+            for (place, part) in payloads.iter_mut().zip(parts.drain()) {
+                if let Part::Mapped(mapping, _) = part {
+                    let unmapped = self.domain.unmap(mapping);
+                    *place = unmapped.map_err(|error| end = End::Lost(error)).ok();
+                }
+            }
             Ended { token, payloads, end }
         });
+        self.slots.give_back(parts);
     }
 
     /// Revokes the access of the first `count` completed requests. Those that wait for no flush end,
@@ -285,20 +280,15 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     #[inline]
     fn revoke_by_one_flush(&mut self, count: usize, since: Time, ended: &mut Vec<Ended<P, N>>) {
         let first = self.held.len();
-        // A request is held with room for its payloads, which follow when they are revoked: should
-        // the domain panic before, a later poll reports it all the same.
-        let held = |one: &Completed<P, N>| Held::new(one.token, since, one.parts.len());
-        self.held.extend(self.completed.range(..count).map(held));
-        let requests = self.completed.drain(..count);
-        let mappings = requests.flat_map(|request| request.parts.into_mappings());
+        // A request is held before its payloads are revoked: should the domain panic meanwhile, a
+        // later poll reports it all the same.
+        self.held.extend(self.completed.drain(..count).map(|one| Held::new(one, since)));
+        let mappings = self.held.range_mut(first..).flat_map(|held| held.parts.take_mapped());
         self.domain.revoke_many(mappings, &mut self.revoked);
-        let mut revoked = self.revoked.drain(..);
-        for held in self.held.range_mut(first..) {
-            for (place, revoked) in held.parts.iter_mut().zip(revoked.by_ref().take(held.count)) {
-                *place = Some(Part::Revoked(revoked));
-            }
+        let places = self.held.range_mut(first..).flat_map(|held| held.parts.iter_mut());
+        for (place, revoked) in places.zip(self.revoked.drain(..)) {
+            *place = Part::Revoked(revoked);
         }
-        drop(revoked);
         let mut at = first;
         while let Some(held) = self.held.get(at) {
             match held.waits_for_nothing().then(|| self.held.remove(at)).flatten() {
@@ -310,10 +300,11 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
 
     /// Returns the payloads of a request whose flush has ended.
     #[inline]
-    fn finish(&mut self, held: Held<P, N>, ended: &mut Vec<Ended<P, N>>) {
+    fn finish(&mut self, mut held: Held<P, N>, ended: &mut Vec<Ended<P, N>>) {
         self.slots.free(held.token);
         self.late -= usize::from(held.is_late);
-        report(held.token, ended, || held.into_ended(&mut self.domain));
+        report(held.token, ended, || held.end(&mut self.domain));
+        self.slots.give_back(held.parts);
     }
 
     /// Returns what has ended, and reports what has become late. Flushes complete in the order of
@@ -366,21 +357,24 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
 
     /// Revokes one request, waits for its flush, and reports how it ended.
     pub(super) fn end_now(&mut self, request: Completed<P, N>) -> Ended<P, N> {
-        let Completed { token, parts } = request;
+        let token = request.token;
         // Before the domain is called: should that panic, a later poll reports the request.
-        self.held.push_back(Held::new(token, Time::now(), parts.len()));
-        self.domain.revoke_many(parts.into_mappings(), &mut self.revoked);
-        let (limit, revoked) = (WaitLimit::within(self.flush_limit), &mut self.revoked);
+        self.held.push_back(Held::new(request, Time::now()));
+        let limit = WaitLimit::within(self.flush_limit);
+        let (domain, revoked) = (&mut self.domain, &mut self.revoked);
         let ended = self.held.pop_back_if(|held| {
+            domain.revoke_many(held.parts.take_mapped(), revoked);
             for (place, revoked) in held.parts.iter_mut().zip(revoked.drain(..)) {
-                *place = Some(Part::Revoked(revoked));
+                *place = Part::Revoked(revoked);
             }
-            held.wait(&mut self.domain, limit)
+            held.wait(domain, limit)
         });
         match (ended, self.held.back_mut()) {
-            (Some(held), _) => {
+            (Some(mut held), _) => {
                 self.slots.free(token);
-                held.into_ended(&mut self.domain)
+                let ended = held.end(&mut self.domain);
+                self.slots.give_back(held.parts);
+                ended
             }
             (None, Some(held)) => {
                 self.late += 1;
@@ -401,6 +395,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
             let left = limit.saturating_sub(began.elapsed());
             // What a wait has found late does not wait when it is dropped.
             held.wait(&mut self.domain, WaitLimit::within(left));
+            held.parts.quarantine();
         }
     }
 
@@ -408,11 +403,13 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     /// has panicked: what was not revoked is quarantined, the rest stays with the domain.
     pub(super) fn abandon_all(&mut self) {
         self.completed.drain(..).for_each(|one| one.parts.quarantine());
-        for held in self.held.drain(..) {
-            for part in held.parts.into_iter().flatten() {
-                if let Part::Revoked(revoked) = part {
+        for mut held in self.held.drain(..) {
+            for part in held.parts.drain() {
+                match part {
                     // Its future does not wait.
-                    drop(revoked.quiesced());
+                    Part::Revoked(revoked) => drop(revoked.quiesced()),
+                    Part::Mapped(mapping, _) => mapping.quarantine(),
+                    Part::Quiesced(_) | Part::Lost => {}
                 }
             }
         }

@@ -2,7 +2,7 @@
 //! names it.
 
 use crate::{Access, Segment, Unrevoked};
-use pinfold_core::domain::Pinned;
+use pinfold_core::domain::{Pinned, Revoked};
 use std::collections::TryReserveError;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -69,44 +69,87 @@ pub enum TokenError {
     },
 }
 
-/// The mapped payloads of a request: as many places as it has payloads are full, the first ones.
-pub(super) struct Parts<P: Pinned, const N: usize>([Option<(Unrevoked<P>, Access)>; N]);
-
-impl<P: Pinned, const N: usize> Default for Parts<P, N> {
-    #[inline(always)]
-    fn default() -> Self {
-        Self([const { None }; N])
-    }
+/// A payload of a request.
+pub(super) enum Part<P: Pinned> {
+    /// The device reaches it, or may.
+    Mapped(Unrevoked<P>, Access),
+    Revoked(Revoked<P>),
+    /// No device reaches it.
+    Quiesced(P),
+    /// It is quarantined.
+    Lost,
 }
 
+/// The payloads of a request: as many places as it has payloads are full, the first ones.
+///
+/// They stay where they are until they are returned: what is mapped is larger than a cache line, and
+/// a request goes through many hands.
+pub(super) struct Parts<P: Pinned, const N: usize>(Box<[Option<Part<P>>; N]>);
+
 impl<P: Pinned, const N: usize> Parts<P, N> {
+    fn new() -> Self {
+        Self(Box::new([const { None }; N]))
+    }
+
+    /// Allocates places for the payloads of a request.
+    fn try_new() -> Result<Self, TryReserveError> {
+        let mut places = Vec::new();
+        places.try_reserve_exact(N)?;
+        places.extend((0..N).map(|_| None));
+        Ok(places.try_into().map_or_else(|_| Self::new(), Self))
+    }
+
     #[inline(always)]
-    pub(super) fn set(&mut self, index: usize, mapping: Unrevoked<P>, access: Access) {
+    pub(super) fn set(&mut self, index: usize, part: Part<P>) {
         if let Some(place) = self.0.get_mut(index) {
-            *place = Some((mapping, access));
+            *place = Some(part);
         }
     }
 
     #[inline(always)]
-    pub(super) fn iter(&self) -> impl Iterator<Item = &(Unrevoked<P>, Access)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Part<P>> {
         self.0.iter().flatten()
     }
 
     #[inline(always)]
-    pub(super) fn len(&self) -> usize {
-        self.iter().count()
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Part<P>> {
+        self.0.iter_mut().flatten()
     }
 
-    pub(super) fn into_mappings(self) -> impl Iterator<Item = Unrevoked<P>> {
-        self.0.into_iter().flatten().map(|(mapping, _)| mapping)
+    /// Takes the payloads out, in their order.
+    #[inline(always)]
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Part<P>> {
+        self.0.iter_mut().map_while(Option::take)
+    }
+
+    /// Takes out those that are mapped, in their order: the places of those that were yielded are lost
+    /// ones until they are [set](Self::set).
+    #[inline(always)]
+    pub(super) fn take_mapped(&mut self) -> impl Iterator<Item = Unrevoked<P>> {
+        self.iter_mut().filter_map(|part| match std::mem::replace(part, Part::Lost) {
+            Part::Mapped(mapping, _) => Some(mapping),
+            other => {
+                *part = other;
+                None
+            }
+        })
+    }
+
+    /// Yields those that are mapped, each with its access.
+    #[inline(always)]
+    pub(super) fn mapped(&self) -> impl Iterator<Item = (&Unrevoked<P>, Access)> {
+        self.iter().filter_map(|part| match part {
+            Part::Mapped(mapping, access) => Some((mapping, *access)),
+            Part::Revoked(_) | Part::Quiesced(_) | Part::Lost => None,
+        })
     }
 
     pub(super) fn segments(&self) -> impl Iterator<Item = Segment> {
-        self.iter().flat_map(|(mapping, _)| (0..).map_while(|index| mapping.extent(index)))
+        self.mapped().flat_map(|(mapping, _)| (0..).map_while(|index| mapping.extent(index)))
     }
 
-    pub(super) fn quarantine(self) {
-        self.into_mappings().for_each(Unrevoked::quarantine);
+    pub(super) fn quarantine(mut self) {
+        self.take_mapped().for_each(Unrevoked::quarantine);
     }
 }
 
@@ -136,6 +179,8 @@ pub(super) struct Slots<P: Pinned, const N: usize> {
     all: Vec<Slot<P, N>>,
     /// The free ones.
     free: Vec<u32>,
+    /// Places without payloads: as many as slots are free, less those that a panic has dropped.
+    spare: Vec<Parts<P, N>>,
     /// How many are at the device, and how many are lost.
     in_flight: usize,
     lost: usize,
@@ -144,13 +189,17 @@ pub(super) struct Slots<P: Pinned, const N: usize> {
 impl<P: Pinned, const N: usize> Slots<P, N> {
     pub(super) fn new(count: usize) -> Result<Self, TryReserveError> {
         static LOOPS: AtomicU64 = AtomicU64::new(0);
-        let (mut all, mut free) = (Vec::new(), Vec::new());
+        let (mut all, mut free, mut spare) = (Vec::new(), Vec::new(), Vec::new());
         all.try_reserve_exact(count)?;
         free.try_reserve_exact(count)?;
+        spare.try_reserve_exact(count)?;
+        for _ in 0..count {
+            spare.push(Parts::try_new()?);
+        }
         all.extend((0..count).map(|_| Slot { generation: 0, state: State::Free }));
         free.extend((0..u32::try_from(count).unwrap_or(u32::MAX)).rev());
         let requests = LOOPS.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { requests, all, free, in_flight: 0, lost: 0 })
+        Ok(Self { requests, all, free, spare, in_flight: 0, lost: 0 })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -167,6 +216,19 @@ impl<P: Pinned, const N: usize> Slots<P, N> {
 
     pub(super) fn is_full(&self) -> bool {
         self.free.is_empty()
+    }
+
+    /// Returns places for the payloads of a request, to be [given back](Self::give_back) without them.
+    #[inline(always)]
+    pub(super) fn places(&mut self) -> Parts<P, N> {
+        // Allocates after a panic only.
+        self.spare.pop().unwrap_or_else(Parts::new)
+    }
+
+    #[inline(always)]
+    pub(super) fn give_back(&mut self, parts: Parts<P, N>) {
+        // Allocates nothing: there are no more than slots.
+        self.spare.push(parts);
     }
 
     /// Uses a free slot for a request at the device. Only where one [is free](Self::is_full).
