@@ -52,7 +52,7 @@ impl<B: Bus> Engine<B> {
                 idle = 0;
                 continue;
             }
-            if idle == 0 {
+            if idle == 0 && self.registers.is_shared() {
                 last_work = Instant::now();
             }
             idle = idle.saturating_add(1);
@@ -342,8 +342,10 @@ impl<B: Bus> Engine<B> {
     /// Executes held commands that are due; `idle`: the controller has nothing else to do.
     fn resume(&mut self, idle: bool) -> Result<bool, BusFault> {
         let released = self.faults.take_release();
-        let index = self.index;
-        let now = Instant::now();
+        if self.held.is_empty() {
+            return Ok(false);
+        }
+        let (index, now) = (self.index, Instant::now());
         let is_due = |held: &mut HeldCommand| match held.due {
             Due::Release => released,
             Due::Index(at) => idle || at <= index,
