@@ -92,7 +92,7 @@ deb-test: deb ## Install, use and purge them in clean systems, Debian 12 and 13 
 
 .PHONY: foreign
 foreign: setup ## Foreign programs on libpinfold (fio, DPDK, libblkio) at full length, packages on clean systems, 64-bit Arm
-	@scripts/setup --clients --generator --instructions --packages
+	@scripts/setup --clients --generator --instructions --go --packages
 	scripts/foreign
 
 .PHONY: vm-test

@@ -880,6 +880,34 @@ fn a_static_program() {
 }
 
 #[test]
+fn a_program_in_go() {
+    if Command::new("go").arg("version").output().is_err() {
+        return crate::common::skipped("there is no Go (Debian's golang-go)");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("driver");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/check/tests/go/driver.go");
+    let mut go = Command::new("go");
+    // Nothing is fetched, and nothing but this folder is written.
+    for (name, value) in
+        [("GO111MODULE", "off"), ("GOTOOLCHAIN", "local"), ("GOFLAGS", ""), ("CGO_ENABLED", "0")]
+    {
+        go.env(name, value);
+    }
+    go.env("GOCACHE", folder.path().join("cache")).env("GOPATH", folder.path().join("path"));
+    let built = go.args(["build", "-o"]).arg(&path).arg(source).output().unwrap();
+    assert!(built.status.success(), "{built:#?}");
+    let driver = path.to_str().unwrap();
+    // Its goroutines make calls from several threads, and it has no library of C.
+    let (ended, report) = check(&["--fail-on", "note"], &[driver]);
+    assert_eq!((ended.code, ids(&report).len()), (Some(0), 0), "{report:#}{ended:#?}");
+    assert_eq!(report["commands"], 400, "{report:#}");
+    let (ended, report) = check(&[], &["env", "FAULT=1", driver]);
+    assert_eq!((ended.code, ids(&report)), (Some(0), vec!["unmap-part".to_owned()]), "{report:#}");
+    assert!(report["findings"][0]["details"].to_string().contains("(driver+0x"), "{report:#}");
+}
+
+#[test]
 fn calls_of_a_child_of_vfork() {
     attacked(&[], "vforks", Some(0));
 }
