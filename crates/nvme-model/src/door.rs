@@ -173,7 +173,7 @@ pub enum ModelEvent<'a> {
         /// Its status, if it completes now.
         status: Option<Status>,
     },
-    /// The completion of a command is about to be written.
+    /// The completion of a command is about to be written: not while its queue is full.
     Completing {
         /// The submission queue.
         queue: u16,
@@ -182,7 +182,8 @@ pub enum ModelEvent<'a> {
         /// The status.
         status: Status,
     },
-    /// A completion waits because its queue is full.
+    /// A completion waits because its queue is full. The command is in flight until it is written
+    /// ([`Completing`](Self::Completing)), or its submission queue is deleted.
     CompletionQueueFull {
         /// The submission queue of the command.
         queue: u16,

@@ -97,34 +97,45 @@ impl CompletionQueue {
         (self.tail + 1) % self.size
     }
 
-    /// Writes a completion, or keeps it until an entry is free.
+    /// Writes a completion, of which `observe` is told before, or keeps it until an entry is free.
     /// Returns whether it was written.
     pub(crate) fn add(
         &mut self,
         registers: &RegisterFile,
         bus: &impl Bus,
         cqe: Cqe,
+        observe: impl FnOnce(&Cqe),
     ) -> Result<bool, BusFault> {
         if self.is_blocked() || !self.has_free_entry(registers) {
             self.backlog.push_back(cqe);
             return Ok(false);
         }
+        observe(&cqe);
         self.write(registers, bus, cqe).map(|()| true)
     }
 
-    /// Writes waiting completions; returns whether it wrote any.
+    /// Writes waiting completions, of each of which `observe` is told before; returns whether it
+    /// wrote any.
     pub(crate) fn drain(
         &mut self,
         registers: &RegisterFile,
         bus: &impl Bus,
+        observe: impl Fn(&Cqe),
     ) -> Result<bool, BusFault> {
         let mut any = false;
         while self.has_free_entry(registers) {
             let Some(cqe) = self.backlog.pop_front() else { break };
+            observe(&cqe);
             self.write(registers, bus, cqe)?;
             any = true;
         }
         Ok(any)
+    }
+
+    /// Drops the waiting completions of a submission queue that is deleted: a later queue of its
+    /// number has the same identifiers.
+    pub(crate) fn forget(&mut self, sq: u16) {
+        self.backlog.retain(|cqe| cqe.sq_id.get() != sq);
     }
 
     fn write(
@@ -200,14 +211,16 @@ impl Queues {
         }
     }
 
-    /// Completes a command; returns whether its completion waits for a free entry. The commands of
-    /// a deleted queue have no completions.
+    /// Completes a command; returns whether its completion waits for a free entry. Otherwise
+    /// `observe` is told of it before it is written. The commands of a deleted queue have no
+    /// completions.
     pub(crate) fn complete(
         &mut self,
         registers: &RegisterFile,
         bus: &impl Bus,
         command: CommandId,
         result: CommandResult,
+        observe: impl FnOnce(&Cqe),
     ) -> Result<bool, BusFault> {
         let Some(Some(sq)) = self.submission.get(usize::from(command.queue)) else {
             return Ok(false);
@@ -223,6 +236,6 @@ impl Queues {
             cid: U16::new(command.cid),
             status_phase: U16::new(result.status.bits() << 1),
         };
-        cq.add(registers, bus, cqe).map(|written| !written)
+        cq.add(registers, bus, cqe, observe).map(|written| !written)
     }
 }

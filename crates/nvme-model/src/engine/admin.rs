@@ -218,6 +218,7 @@ impl<B: Bus> Engine<B> {
         let sq = slot.and_then(Option::take).ok_or(Status::INVALID_QUEUE_ID)?;
         if let Some(Some(cq)) = self.queues.completion.get_mut(usize::from(sq.cq)) {
             cq.users = cq.users.saturating_sub(1);
+            cq.forget(id);
         }
         // Its held commands end without a completion.
         self.held.retain(|held| held.queue != id);

@@ -10,7 +10,7 @@ use crate::registers::{
     AdminQueues, BadDoorbell, EVENT_BAD_DOORBELL_VALUE, EVENT_NO_SUCH_DOORBELL, RegisterFile,
 };
 use pinfold_core::addr::Iova;
-use pinfold_nvme::spec::{Cc, Command, Csts, Doorbell, PAGE_BYTES, Status};
+use pinfold_nvme::spec::{Cc, Command, Cqe, Csts, Doorbell, PAGE_BYTES, Status};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -34,6 +34,14 @@ const WIDE_SCANS: u32 = 64;
 
 /// From this size on, an interrupt does not wait for the rest of its batch.
 const LARGE_BLOCKS: u32 = 16;
+
+/// Shows a completion that is about to be written.
+fn completing(observer: Option<&dyn Observer>, cqe: &Cqe) {
+    if let Some(observer) = observer {
+        let (queue, cid, status) = (cqe.sq_id.get(), cqe.cid.get(), cqe.status());
+        observer.observe(&ModelEvent::Completing { queue, cid, status });
+    }
+}
 
 impl<B: Bus> Engine<B> {
     /// Executes commands until the controller is dropped.
@@ -192,7 +200,8 @@ impl<B: Bus> Engine<B> {
         if !cq.is_blocked() {
             return Ok(false);
         }
-        cq.drain(&self.registers, &self.bus)
+        let observer = self.observer.as_deref();
+        cq.drain(&self.registers, &self.bus, |cqe| completing(observer, cqe))
     }
 
     /// Fetches and executes a batch of one submission queue; returns whether there was one.
@@ -556,8 +565,9 @@ impl<B: Bus> Engine<B> {
         result: CommandResult,
     ) -> Result<(), BusFault> {
         let CommandId { queue, cid } = command;
-        self.observe(&ModelEvent::Completing { queue, cid, status: result.status });
-        if self.queues.complete(&self.registers, &self.bus, command, result)? {
+        let observer = self.observer.as_deref();
+        let observe = |cqe: &Cqe| completing(observer, cqe);
+        if self.queues.complete(&self.registers, &self.bus, command, result, observe)? {
             self.observe(&ModelEvent::CompletionQueueFull { queue, cid });
         }
         Ok(())

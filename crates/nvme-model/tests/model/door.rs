@@ -293,6 +293,68 @@ fn commands_that_were_not_fetched_are_counted_at_the_end() {
     assert_eq!(unfetched_where(|rig| rig.model.reset()), 6);
 }
 
+/// What becomes of completions of I/O commands, by their identifiers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Completion {
+    Waits(u16),
+    IsWritten(u16),
+}
+
+/// A controller with an I/O pair, whose completion queue has two entries: of three commands, two
+/// completions wait. Returns it with what has become of them.
+fn rig_with_a_full_queue() -> (Rig, Arc<Mutex<Vec<Completion>>>) {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = seen.clone();
+    let observe = move |event: &ModelEvent<'_>| match *event {
+        ModelEvent::Completing { queue: 1, cid, .. } => {
+            log.lock().unwrap().push(Completion::IsWritten(cid));
+        }
+        ModelEvent::CompletionQueueFull { queue: 1, cid } => {
+            log.lock().unwrap().push(Completion::Waits(cid));
+        }
+        _ => {}
+    };
+    let rig = rig_with(|_| {}, Some(Arc::new(observe)));
+    rig.enable();
+    rig.create_queues(0, 2);
+    for cid in 0..3 {
+        // An unknown opcode.
+        let mut command = [0; 64];
+        (command[0], command[2]) = (0x77, cid);
+        rig.memory.write(Iova::new(0x4000 + u64::from(cid) * 64), &command).unwrap();
+    }
+    rig.window.store(DOORBELL + 8, 3);
+    let all = [Completion::IsWritten(0), Completion::Waits(1), Completion::Waits(2)];
+    rig.wait("two completions to wait", |_| *seen.lock().unwrap() == all);
+    (rig, seen)
+}
+
+#[test]
+fn a_completion_is_observed_when_it_is_written() {
+    let (rig, seen) = rig_with_a_full_queue();
+    for (head, cid) in [(1, 1), (0, 2)] {
+        rig.window.store(DOORBELL + 12, head);
+        rig.wait("a completion", |_| {
+            seen.lock().unwrap().last() == Some(&Completion::IsWritten(cid))
+        });
+    }
+    assert_eq!(seen.lock().unwrap().len(), 5);
+}
+
+#[test]
+fn a_deleted_queue_has_no_waiting_completions() {
+    let (rig, seen) = rig_with_a_full_queue();
+    rig.submit(2, 0, 1);
+    rig.completion(2);
+    rig.window.store(DOORBELL + 12, 1);
+    // It looks at all queues between two commands.
+    for slot in 3..6 {
+        rig.submit(slot, 6, 1);
+        rig.completion(slot);
+    }
+    assert_eq!(seen.lock().unwrap().len(), 3);
+}
+
 #[test]
 fn delayed_commands_complete_when_they_are_due() {
     use pinfold_nvme_model::{Fault, Trigger};
@@ -309,6 +371,23 @@ fn delayed_commands_complete_when_they_are_due() {
 // What a hostile device does.
 
 impl Rig {
+    /// Creates an I/O pair from the admin slots `first` and the next: eight commands at 0x4000, and
+    /// `entries` completions at 0x5000.
+    fn create_queues(&self, first: u16, entries: u32) {
+        for (slot, opcode, at, entries, flags) in
+            [(first, 5, 0x5000u64, entries, 1u32), (first + 1, 1, 0x4000, 8, 1 << 16 | 1)]
+        {
+            let mut command = [0; 64];
+            (command[0], command[2]) = (opcode, u8::try_from(slot).unwrap());
+            command[24..32].copy_from_slice(&at.to_le_bytes());
+            command[40..44].copy_from_slice(&((entries - 1) << 16 | 1).to_le_bytes());
+            command[44..48].copy_from_slice(&flags.to_le_bytes());
+            self.memory.write(Iova::new(0x1000 + u64::from(slot % 4) * 64), &command).unwrap();
+            self.window.store(DOORBELL, u32::from((slot + 1) % 4));
+            self.completion(slot);
+        }
+    }
+
     /// Submits an admin command from `slot`, and frees the entries of its completions before.
     fn submit(&self, slot: u16, opcode: u8, cdw10: u32) {
         let mut command = [0; 64];

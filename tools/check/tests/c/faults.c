@@ -569,6 +569,23 @@ static void disable_in_flight(void)
 	wait_ready(0);
 	CHECK(!unmap(FREE, 4) && !unmap(0, FREE));
 }
+/* All six are executed, and three of the completions have no place. */
+static void full_at_disable(void)
+{
+	start(wrong ? 4 : 16);
+	memset(BUF(FREE), 0xff, 6 * PAGE);
+	CHECK(!map(FREE, 6, BOTH));
+	for (int i = 0; i < 6; i++) { struct sqe c = read_to(i, FREE + i); queue(&io, &c); }
+	doorbell(&io);
+	for (int n = 0; n < 6; n++) {
+		volatile uint8_t *byte = BUF(FREE + n) + PAGE - 1;
+		for (int i = 0; *byte; i++) { CHECK(i < 2000000); usleep(5); }
+	}
+	if (!wrong) { for (int i = 0; i < 6; i++) complete(&io, NULL); shut_down(); }
+	set(0x14, 0);
+	wait_ready(0);
+	CHECK(!unmap(FREE, 6) && !unmap(0, FREE));
+}
 static void reset_at_once(void)
 {
 	four_reads();
@@ -628,7 +645,7 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "admin-queue-changed", admin_queue_changed }, { "enable", enable_wrong }, { "enable-early", enable_early },
 	{ "bus-master-off", bus_master_off }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
 	{ "prp-list", prp_list }, { "prp-page", prp_page }, { "prp-second", prp_second }, { "prp-entry", prp_entry },
-	{ "exit-in-flight", exit_in_flight }, { "close-in-flight", close_in_flight }, { "disable-in-flight", disable_in_flight }, { "reset-at-once", reset_at_once },
+	{ "exit-in-flight", exit_in_flight }, { "close-in-flight", close_in_flight }, { "disable-in-flight", disable_in_flight }, { "reset-at-once", reset_at_once }, { "full-at-disable", full_at_disable },
 	{ "list-changed", list_changed }, { "list-unmapped", list_unmapped },
 	{ "munmap", gone_munmap }, { "mremap", gone_mremap }, { "madvise", gone_madvise }, { "fallocate", gone_fallocate },
 	{ "ftruncate", gone_ftruncate }, { "mmap", gone_mmap }, { "beside", beside },

@@ -212,6 +212,14 @@ fn the_doorbells_before_an_end_count() {
 }
 
 #[test]
+fn completions_without_a_place_are_in_flight() {
+    let others = ["completion-queue-full", "shutdown-skipped"];
+    let finding = planted_as("faults", PLAIN, "full-at-disable", "reset-in-flight", &others);
+    let text = finding["text"].as_str().unwrap();
+    assert!(text.ends_with("disabled with 3 commands in flight"), "{finding:#}");
+}
+
+#[test]
 fn a_list_that_changes_in_flight() {
     let finding = planted_as("faults", LATE, "list-changed", "data-changed", &[]);
     assert!(finding["text"].as_str().unwrap().contains("the list that says where"), "{finding:#}");
