@@ -9,6 +9,7 @@ use crate::sys::window::SharedMemory;
 use crate::watch::Watch;
 use pinfold::pci::Bdf;
 use pinfold_soft::Random;
+use rustix::fs::OFlags;
 use serde::Serialize;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -111,9 +112,9 @@ impl Function {
     }
 
     /// Returns a descriptor of the device, with a file description of its own, locked as long as
-    /// any copy of it, or a map, exists.
-    pub(crate) fn open(&self) -> io::Result<OwnedFd> {
-        let fd = self.memory.open()?;
+    /// any copy of it, or a map, exists. Of the caller's `flags` it has the mode and `O_NONBLOCK`.
+    pub(crate) fn open(&self, flags: OFlags) -> io::Result<OwnedFd> {
+        let fd = self.memory.open(flags & (OFlags::ACCMODE | OFlags::NONBLOCK))?;
         rustix::fs::flock(&fd, rustix::fs::FlockOperation::NonBlockingLockShared)?;
         Ok(fd)
     }
@@ -121,7 +122,7 @@ impl Function {
     /// Returns whether the program still has a descriptor of the device, or a map of it.
     pub(crate) fn is_open(&self) -> bool {
         use rustix::fs::{FlockOperation, flock};
-        let Ok(probe) = self.memory.open() else { return true };
+        let Ok(probe) = self.memory.open(OFlags::RDWR) else { return true };
         // The lock ends with the probe.
         flock(&probe, FlockOperation::NonBlockingLockExclusive).is_err()
     }

@@ -13,6 +13,7 @@ use crate::space::{Space, Span};
 use abi::Struct;
 use iommufd::Iommufd;
 use rustix::event::{PollFd, PollFlags};
+use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
@@ -184,7 +185,7 @@ impl Kernel {
                     Some(access @ Access::Closed) => *access = Access::Node(None),
                     Some(Access::Node(_)) => {}
                 }
-                return function.open();
+                return function.open(OFlags::from_bits_retain(flags.cast_unsigned()));
             }
             Node::Group(number) => {
                 let is_it = |object: &Object| matches!(object, Object::Group { number: own, .. } if *own == number);
@@ -206,7 +207,7 @@ impl Kernel {
         let (ours, theirs) =
             rustix::net::socketpair(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         if flags & libc::O_NONBLOCK != 0 {
-            rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::NONBLOCK)?;
+            rustix::fs::fcntl_setfl(&theirs, OFlags::NONBLOCK)?;
         }
         let found = rustix::fs::fstat(&theirs)?;
         self.last += 1;
@@ -469,7 +470,7 @@ impl Kernel {
         else {
             return Reply::Error(libc::ENODEV);
         };
-        match function.open() {
+        match function.open(OFlags::RDWR) {
             Ok(fd) => {
                 *access = Access::Group(id);
                 function.attach(Some(iommu.space));

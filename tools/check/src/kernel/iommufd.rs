@@ -106,7 +106,7 @@ impl Iommufd {
             abi::IOAS_MAP => self.map(shared, caller).unwrap_or_else(Reply::Error),
             abi::IOAS_UNMAP => self.unmap(shared, caller).into(),
             // Since Linux 6.13: a program goes on with a map by address, as on the kernel that is
-            // the model here.
+            // the model here (docs/check.md, "What differs from a kernel").
             abi::IOAS_MAP_FILE => Reply::Error(libc::ENOTTY),
             _ => return None,
         })

@@ -41,10 +41,10 @@ impl SharedMemory {
         Ok(Self { base, bytes, registers, file })
     }
 
-    /// Opens the memory once more: a file description of its own.
-    pub(crate) fn open(&self) -> io::Result<OwnedFd> {
+    /// Opens the memory once more, as `flags` say: a file description of its own.
+    pub(crate) fn open(&self, flags: OFlags) -> io::Result<OwnedFd> {
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        Ok(rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+        Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
     }
 
     fn word(&self, at: u32) -> Option<&AtomicU32> {
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_program_cannot_shorten_the_registers() {
         let memory = SharedMemory::new("test", 8192, 4096).unwrap();
-        let opened = memory.open().unwrap();
+        let opened = memory.open(OFlags::RDWR).unwrap();
         assert_eq!(rustix::fs::ftruncate(&opened, 0), Err(rustix::io::Errno::PERM));
     }
 }

@@ -240,12 +240,33 @@ static void devices(void)
 	say("a region that does not exist", pread(device, &value, 4, (off_t)8 << 40));
 }
 
+/* What the descriptor has of the caller's flags. */
+static void flags(const char *what, int fd)
+{
+	int status = fcntl(fd, F_GETFL);
+	printf("%s: close on exec %d, mode %d, nonblocking %d\n", what, fcntl(fd, F_GETFD) & FD_CLOEXEC, status & O_ACCMODE, !!(status & O_NONBLOCK));
+}
+/* Each open has its own file description: what is set of one is not seen of another. */
+static void opens(const char *path)
+{
+	int first = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK), second = open(path, O_RDWR);
+	flags("the first open", first);
+	flags("the second open", second);
+	fcntl(second, F_SETFL, O_RDWR | O_NONBLOCK);
+	fcntl(first, F_SETFL, O_RDWR);
+	flags("the first open, changed", first);
+	flags("the second open, changed", second);
+	close(first);
+	close(second);
+}
+
 static int type1(void)
 {
 	char path[32];
 	int second, number = group_number();
 	struct vfio_group_status status = { .argsz = 7 };
 	snprintf(path, sizeof path, "/dev/vfio/%d", number);
+	opens("/dev/vfio/vfio");
 	container = say_fd("open the container", open("/dev/vfio/vfio", O_RDWR));
 	say("version", ioctl(container, VFIO_GET_API_VERSION));
 	for (int n = 1; n < 12; n++) {
@@ -280,6 +301,7 @@ static int type1(void)
 	say_fd("a device of another name", ioctl(group, VFIO_GROUP_GET_DEVICE_FD, "0000:7f:00.0"));
 	say_fd("a name at a bad pointer", ioctl(group, VFIO_GROUP_GET_DEVICE_FD, 8));
 	device = say_fd("the device", ioctl(group, VFIO_GROUP_GET_DEVICE_FD, bdf));
+	flags("the device", device);
 	say("unset with a device", ioctl(group, VFIO_GROUP_UNSET_CONTAINER));
 	say("an unknown request of a container", ioctl(container, _IO(';', 0xfe)));
 	say("an unknown request of a group", ioctl(group, _IO(';', 0xfe)));
@@ -301,7 +323,6 @@ struct alloc { uint32_t size, flags, id; };
 struct destroy { uint32_t size, id; };
 struct ranges { uint32_t size, id, count, reserved; uint64_t at, alignment; };
 struct ioas_map { uint32_t size, flags, id, reserved; uint64_t va, len, iova; };
-struct ioas_map_file { uint32_t size, flags, id; int32_t fd; uint64_t start, len, iova; };
 struct ioas_copy { uint32_t size, flags, to, from; uint64_t len, to_iova, from_iova; };
 struct ioas_unmap { uint32_t size, id; uint64_t iova, len; };
 struct bind { uint32_t argsz, flags; int32_t iommufd; uint32_t id; };
@@ -332,6 +353,7 @@ static int iommufds(const char *node)
 {
 	struct alloc a = { 11, 0, 0 };
 	struct { struct alloc a; uint32_t more; } long_one = { { sizeof long_one, 0, 0 }, 0 };
+	opens("/dev/iommu");
 	iommufd = say_fd("open iommufd", open("/dev/iommu", O_RDWR));
 	say("alloc, size too small", ioctl(iommufd, IOMMU(1), &a));
 	a = (struct alloc){ sizeof a, 1, 0 };
@@ -345,6 +367,12 @@ static int iommufds(const char *node)
 	ioas = a.id;
 	say("an unknown request", ioctl(iommufd, _IO(';', 0xfe)));
 	iranges("ranges without a device", 8);
+	opens(node);
+	/* A container's and an iommufd's have one mode under check. */
+	device = open(node, O_RDONLY);
+	flags("the device, to read", device);
+	say("map BAR 0 to write", mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, device, 0) == MAP_FAILED ? -1 : 0);
+	close(device);
 	device = say_fd("open the device", open(node, O_RDWR));
 	struct vfio_device_info d = { .argsz = sizeof d };
 	say("device info before the bind", ioctl(device, VFIO_DEVICE_GET_INFO, &d));
@@ -395,8 +423,6 @@ static int iommufds(const char *node)
 	c.from_iova = 0x900000;
 	c.to_iova = 0x400000;
 	say("copy nothing", ioctl(iommufd, IOMMU(3), &c));
-	struct ioas_map_file f = { sizeof f, 7, ioas, -1, 0, PAGE, 0x400000 };
-	say("map a file, which Linux 6.13 brings", ioctl(iommufd, IOMMU(15), &f));
 	say("unmap the copy", iunmap(ioas, 0x300000, 2 * PAGE));
 	say("unmap, the first of four", iunmap(ioas, 0x100000, PAGE));
 	say("unmap, the last of four", iunmap(ioas, 0x103000, PAGE));
