@@ -93,22 +93,33 @@ pub(crate) trait Blocks {
         Ok(())
     }
 
+    /// Has the disk keep what was written, if it has a cache.
+    fn flush(&mut self, irq: &mut WaitIrq) -> Result<()> {
+        if self.queue().0.info().limits.supports_flush {
+            self.submit(RequestOp::Flush, 0, &[])?;
+            self.wait(irq)?;
+        }
+        Ok(())
+    }
+
     /// Submits a request for as many bytes as `data` has.
     fn submit(&mut self, op: RequestOp, lba: u64, data: &[u8]) -> Result<()> {
         let (queue, dma) = self.queue();
         let info = queue.info();
-        let len = NonZeroUsize::new(data.len()).ok_or("a request of no bytes")?;
         let align = info.limits.dma.constraints().align;
         let direction = match op {
             RequestOp::Write => DmaDirection::ToDevice,
             _ => DmaDirection::FromDevice,
         };
-        let mut buffer = CpuDmaBuffer::new_zero(dma, len, align, direction)?;
-        if op == RequestOp::Write {
-            buffer.copy_from_slice_cpu(data);
-        }
         let block_count = u32::try_from(data.len() / info.device.logical_block_size)?;
-        let (data, flags) = (Some(buffer.prepare_for_device()), RequestFlags::NONE);
+        let prepared = NonZeroUsize::new(data.len()).map(|len| {
+            let mut buffer = CpuDmaBuffer::new_zero(dma, len, align, direction)?;
+            if op == RequestOp::Write {
+                buffer.copy_from_slice_cpu(data);
+            }
+            Ok::<_, dma_api::DmaError>(buffer.prepare_for_device())
+        });
+        let (data, flags) = (prepared.transpose()?, RequestFlags::NONE);
         let request = OwnedRequest { op, lba, block_count, data, flags };
         let mut batch: OwnedRequestBatch = [request].into_iter().collect();
         let mut reports = Reports::default();

@@ -27,6 +27,7 @@ pub(crate) fn verify(disk: &mut impl Blocks, wait: &mut WaitIrq) -> Result<bool>
         let piece = data.get(piece).unwrap_or_default();
         retried(|| disk.write(lba, piece, wait))?;
     }
+    retried(|| disk.flush(wait))?;
     for piece in pieces() {
         let lba = (piece.start / block_bytes) as u64;
         let piece = back.get_mut(piece).unwrap_or_default();

@@ -3,6 +3,8 @@
 //! what the driver does wrong.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+#[path = "../attack/mod.rs"]
+mod attack;
 #[path = "../../examples/block/mod.rs"]
 mod block;
 #[path = "../../examples/nvme_driver_vfio/disk.rs"]
