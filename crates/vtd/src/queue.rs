@@ -69,10 +69,16 @@ struct Ring {
     tail: usize,
     /// Everything before this slot has been fetched, as far as it is known; not masked.
     head: usize,
+    /// Whether the unit takes descriptors: between `enable` and `disable`.
+    open: bool,
 }
 
 impl Ring {
+    /// None while the unit is not enabled: what is written then is lost when it is.
     fn free(&self) -> usize {
+        if !self.open {
+            return 0;
+        }
         CAPACITY.saturating_sub(self.tail.wrapping_sub(self.head))
     }
 
@@ -117,7 +123,7 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
         Self {
             capabilities: Capabilities::read(&registers),
             registers,
-            ring: Mutex::new(Ring { page, tail: 0, head: 0 }),
+            ring: Mutex::new(Ring { page, tail: 0, head: 0, open: false }),
             aborts: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             wrong_answers: AtomicU32::new(0),
@@ -133,6 +139,16 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
         (ring.tail, ring.head) = (0, 0);
         self.registers.write64(IQT, 0);
         self.registers.write64(IQA, ring.page.phys.raw());
+    }
+
+    /// Accepts descriptors from now on, or refuses them as a full queue does: they are submitted at
+    /// a poll when it accepts again.
+    pub(crate) fn set_open(&self, open: bool) {
+        self.ring.lock().open = open;
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.ring.lock().open
     }
 
     /// A wait that only holds back what follows.

@@ -62,6 +62,12 @@ pub enum UnitError {
         /// What was to be flushed.
         what: &'static str,
     },
+    /// It is not enabled.
+    #[error("cannot {what}: the unit is not enabled: call enable first")]
+    NotEnabled {
+        /// What was attempted.
+        what: &'static str,
+    },
     /// There is no memory for tables.
     #[error("no page is left for the unit's tables: {advice}")]
     NoPages {
@@ -245,6 +251,9 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     /// context entries and then of all translations, which the unit may have cached by an older
     /// table; translation; and the end of the regions that were protected instead.
     ///
+    /// A flush that a domain requests before, or after a [`disable`](Self::disable), is submitted by
+    /// the first poll or wait behind this, and completes then.
+    ///
     /// # Errors
     /// [`UnitError::InUse`] if it is enabled already, by this program or another: no register has
     /// been written. [`UnitError::Command`], [`UnitError::NotFlushed`]: what was enabled before the
@@ -261,6 +270,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         command(self.registers(), Global::ROOT_TABLE, true, "to take the root table")?;
         self.queue.place();
         command(self.registers(), Global::QUEUE, true, "to enable the queue")?;
+        self.queue.set_open(true);
         self.flush(&[descriptor::all_contexts()], "all context entries")?;
         self.flush(&[descriptor::all_translations()], "all translations")?;
         command(self.registers(), Global::TRANSLATION, true, "to enable translation")?;
@@ -282,8 +292,18 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     /// From here on devices reach all memory. None of them may be active.
     pub unsafe fn disable(&self) -> Result<(), UnitError> {
         let _one = self.commands.lock();
+        let was_open = self.queue.is_open();
+        // First: nothing is submitted behind what the queue is emptied of.
+        self.queue.set_open(false);
         // SAFETY: the caller's promise is the one required.
-        unsafe { disable(self.registers()) }
+        let disabled = unsafe { disable(self.registers()) };
+        // Of an error the queue is still enabled: it is what is disabled last.
+        self.queue.set_open(disabled.is_err() && was_open);
+        disabled
+    }
+
+    fn refuse_not_enabled(&self, what: &'static str) -> Result<(), UnitError> {
+        if self.queue.is_open() { Ok(()) } else { Err(UnitError::NotEnabled { what }) }
     }
 
     /// Submits descriptors and waits until they have been carried out.
@@ -403,8 +423,8 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     /// reports after its time-out, and which are submitted again.
     ///
     /// # Errors
-    /// [`UnitError::Attached`], [`UnitError::NoPages`], [`UnitError::Unsupported`] (a TLB that the
-    /// unit does not support): nothing has changed. [`UnitError::NotFlushed`]: it is attached, and
+    /// [`UnitError::NotEnabled`], [`UnitError::Attached`], [`UnitError::NoPages`],
+    /// [`UnitError::Unsupported`] (a TLB that the unit does not support): nothing has changed. [`UnitError::NotFlushed`]: it is attached, and
     /// may not yet reach what is mapped.
     pub fn attach(
         &self,
@@ -417,6 +437,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
             let what = "it does not support TLBs of devices (ECAP, DT)";
             return Err(UnitError::Unsupported { what, cap, ecap });
         }
+        self.refuse_not_enabled("attach a device")?;
         let did = domain.state.id;
         {
             let mut tables = self.tables.lock();
@@ -445,9 +466,10 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     /// afterwards: without it, a device need not answer the flush of its TLB.
     ///
     /// # Errors
-    /// [`UnitError::NotAttached`]: nothing has changed. [`UnitError::NotFlushed`]: the device may
+    /// [`UnitError::NotEnabled`], [`UnitError::NotAttached`]: nothing has changed. [`UnitError::NotFlushed`]: the device may
     /// still reach what the domain maps, and what it maps later.
     pub fn detach(&self, device: SourceId, domain: &Attachments) -> Result<(), UnitError> {
+        self.refuse_not_enabled("detach a device")?;
         let did = domain.state.id;
         {
             let mut tables = self.tables.lock();

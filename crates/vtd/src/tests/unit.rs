@@ -19,6 +19,8 @@ use std::time::Duration;
 pub(super) const DEVICE: SourceId = SourceId::new(0, 4, 0);
 const OTHER: SourceId = SourceId::new(3, 0, 1);
 pub(super) const LIMIT: WaitLimit = WaitLimit { time_ns: u64::MAX, polls: 100_000 };
+/// For a flush that cannot complete.
+const SHORT: WaitLimit = WaitLimit { time_ns: u64::MAX, polls: 100 };
 
 pub(super) fn enabled<W: WriteBack>(cap: u64, ecap: u64) -> (Double, Arc<Unit<Double, W>>) {
     let double = Double::new(cap, ecap);
@@ -87,8 +89,54 @@ fn a_unit_is_disabled_when_its_queue_is_empty() {
     double.state().holds = false;
     double.run();
     drop(revoked.wait().unwrap());
+    // Its queue goes on.
+    drop(domain.map(Payload::new(1), FromDevice).unwrap().unmap().unwrap());
     // SAFETY: no device is active.
     unsafe { unit.disable() }.unwrap();
+}
+
+#[test]
+fn a_flush_before_enable_is_submitted_after_it() {
+    let double = Double::new(CAP, ECAP);
+    let unit = Unit::<_, Coherent>::new(double.clone(), Box::new(Heap), 48).unwrap();
+    let (domain, attachments) = domain(&unit);
+    // Before it is first enabled, and after it is disabled.
+    for attached in [None, Some(attachments.id())] {
+        let tails = double.counts().0;
+        let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+        let late = mapping.revoke().wait_for(SHORT).map(drop).unwrap_err();
+        let Some(revoked) = late.revoked else { panic!("it is not lost: {}", late.error) };
+        let refused = unit.attach(DEVICE, &attachments, None);
+        assert_eq!(refused, Err(UnitError::NotEnabled { what: "attach a device" }));
+        let refused = unit.detach(DEVICE, &attachments);
+        assert_eq!(refused, Err(UnitError::NotEnabled { what: "detach a device" }));
+        assert_eq!(unit.domain_of(DEVICE), attached, "nothing has changed");
+        assert_eq!(double.counts().0, tails, "the unit was told nothing");
+
+        unit.enable().unwrap();
+        double.state().log.clear();
+        drop(revoked.wait().unwrap());
+        assert_eq!(double.state().log, ["iotlb 3", "wait"]);
+        if attached.is_none() {
+            unit.attach(DEVICE, &attachments, None).unwrap();
+        }
+        // SAFETY: no device is active.
+        unsafe { unit.disable() }.unwrap();
+    }
+}
+
+#[test]
+fn a_queue_of_another_program_is_told_nothing() {
+    let double = Double::new(CAP, ECAP);
+    let unit = Unit::<_, Coherent>::new(double.clone(), Box::new(Heap), 48).unwrap();
+    let (domain, _) = domain(&unit);
+    // It was enabled since this program has looked.
+    (double.state().gsts, double.state().deaf) = (1 << 31 | 1 << 26, true);
+    // SAFETY: no device is active.
+    assert!(unsafe { unit.disable() }.is_err());
+    let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+    assert!(mapping.revoke().wait_for(SHORT).is_err());
+    assert_eq!(double.counts().0, 0);
 }
 
 #[test]
