@@ -60,8 +60,8 @@ struct Batch {
     announced: Announced,
 }
 
-/// What an owner's file descriptor has announced of a ticket.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What an owner's file descriptor has announced of a ticket, in the order in which it happens.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Announced {
     Nothing,
     /// That its flush is past its deadline; its end is announced, too.
@@ -79,8 +79,13 @@ impl Batch {
         self.lost > 0 && self.revoked.is_empty()
     }
 
-    fn is_late(&self) -> bool {
-        matches!(self.check(), Poll::Ready(Err(error)) if error.late_ticket().is_some())
+    /// Returns what there is to announce of it by now.
+    fn news(&self) -> Announced {
+        match self.check() {
+            Poll::Pending => Announced::Nothing,
+            Poll::Ready(Err(error)) if error.late_ticket().is_some() => Announced::Late,
+            Poll::Ready(_) => Announced::End,
+        }
     }
 
     /// Waits for its last mapping, which then counts as late where it has not ended. Returns
@@ -256,15 +261,10 @@ impl Tickets {
         limit: WaitLimit,
     ) -> Result<(), Failure> {
         let Some(batch) = self.batches.get_mut(at) else { return Ok(()) };
-        if !matches!(batch.check(), Poll::Ready(Ok(()))) && !batch.is_lost() {
-            // The others complete before it, or with it.
-            if !batch.wait(local, limit) {
-                return Err(late(batch));
-            }
-            if batch.revoked.is_empty() {
-                return self.finish(at);
-            }
+        if !batch.wait(local, limit) {
+            return Err(late(batch));
         }
+        // The others have completed before it, or with it.
         self.settle(local, at).map(drop)
     }
 
@@ -274,31 +274,31 @@ impl Tickets {
         let Some((announcer, waker)) = &self.announcer else { return };
         let unended = |batch: &&mut Batch| batch.announced != Announced::End && !batch.is_lost();
         for batch in self.batches.iter_mut().filter(unended) {
-            if batch.announced == Announced::Nothing && batch.is_late() {
-                // From now on only its end wakes.
-                batch.wait(local, NOW);
-                batch.announced = Announced::Late;
-                announcer.0.signal();
-            }
-            let waits = |batch: &Batch| match batch.announced {
-                Announced::Late => batch.check().is_pending() || batch.is_late(),
-                _ => batch.check().is_pending(),
-            };
-            if waits(batch)
-                && let Some(last) = batch.revoked.get(batch.last)
-            {
-                last.wake(waker);
-                // It may have ended before it was to be woken.
-                if waits(batch) {
-                    // The deadlines of the next ones are their own.
-                    if batch.announced == Announced::Late {
-                        continue;
+            while batch.announced != Announced::End {
+                // Asked once: its deadline may pass between two questions.
+                let news = batch.news();
+                if news > batch.announced {
+                    if news == Announced::Late {
+                        // From now on only its end wakes.
+                        batch.wait(local, NOW);
                     }
+                    batch.announced = news;
+                    announcer.0.signal();
+                    continue;
+                }
+                if let Some(last) = batch.revoked.get(batch.last) {
+                    last.wake(waker);
+                }
+                // It may have happened before it was to be woken.
+                if batch.news() > batch.announced {
+                    continue;
+                }
+                if batch.announced == Announced::Nothing {
                     return;
                 }
+                // The deadlines of the next ones are their own.
+                break;
             }
-            batch.announced = Announced::End;
-            announcer.0.signal();
         }
     }
 }
@@ -426,7 +426,7 @@ pub extern "C" fn pf_owner_destroy(owner: *mut pf_owner_t) -> c_int {
         if owner.is_null() {
             return Ok(0);
         }
-        let removed = OWNERS.remove(owner, |owner| {
+        drop(OWNERS.remove(owner, |owner| {
             let live = owner.mappings.live();
             if live == 0 {
                 // From the back, because those that are handed back leave the list.
@@ -446,8 +446,7 @@ pub extern "C" fn pf_owner_destroy(owner: *mut pf_owner_t) -> c_int {
                 Counted(tickets as u64, "ticket"),
                 Counted(revoked as u64, "mapping")
             ))
-        })?;
-        drop(removed);
+        })?);
         Ok(0)
     })
 }
