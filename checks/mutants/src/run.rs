@@ -152,11 +152,14 @@ pub fn attempt(
     suites: &[Suite],
     passing: &Passing,
 ) -> io::Result<Outcome> {
-    for (index, names) in passing {
-        let suite = &suites[*index];
+    // The quick ones first: most changes need no other.
+    let mut passing: Vec<_> = passing.iter().collect();
+    passing.sort_by_key(|(index, _)| suites[**index].time);
+    for (index, names) in &passing {
+        let suite = &suites[**index];
         let mut command = match names {
-            Some(names) => command(&programs[*index], names),
-            None => command(&programs[*index], &suite.tests),
+            Some(names) => command(&programs[**index], names),
+            None => command(&programs[**index], &suite.tests),
         };
         let limit = Duration::from_secs(20) + suite.time * 3;
         if !succeeds(command.env("PINFOLD_MUTANT", id.to_string()), limit)? {

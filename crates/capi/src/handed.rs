@@ -102,15 +102,19 @@ mod tests {
         drop(closed);
         assert!(is_open(own.as_fd().as_raw_fd()));
 
-        // And then its number is that of another file of the program, of the same kind.
-        let (replaced, other) = (handed(&own, NUMBER), EventFd::new().unwrap());
-        let other = other.as_fd().as_raw_fd();
-        // SAFETY: numbers only.
-        assert_eq!(unsafe { libc::dup3(other, NUMBER, libc::O_CLOEXEC) }, NUMBER);
-        drop(replaced);
-        assert!(is_open(NUMBER));
-        // SAFETY: the test's own.
-        assert_eq!(unsafe { libc::close(NUMBER) }, 0);
+        // And then its number is that of another file of the program, of the same kind, which the
+        // kernel orders before or behind it.
+        let another = EventFd::new().unwrap();
+        for (own, other) in [(&own, &another), (&another, &own)] {
+            let replaced = handed(own, NUMBER);
+            let other = other.as_fd().as_raw_fd();
+            // SAFETY: numbers only.
+            assert_eq!(unsafe { libc::dup3(other, NUMBER, libc::O_CLOEXEC) }, NUMBER);
+            drop(replaced);
+            assert!(is_open(NUMBER));
+            // SAFETY: the test's own.
+            assert_eq!(unsafe { libc::close(NUMBER) }, 0);
+        }
     }
 
     #[test]

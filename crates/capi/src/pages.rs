@@ -92,7 +92,7 @@ pub extern "C" fn pf_pages_destroy(pages: *mut pf_pages_t) -> c_int {
         if pages.is_null() {
             return Ok(0);
         }
-        let ended = PAGES.remove(pages, |pages| {
+        drop(PAGES.remove(pages, |pages| {
             let in_use = pages.lock()?.stats().in_use;
             if in_use > 0 {
                 return Err(fail!(
@@ -101,8 +101,7 @@ pub extern "C" fn pf_pages_destroy(pages: *mut pf_pages_t) -> c_int {
                 ));
             }
             pages.source.check_unused()
-        })?;
-        drop(ended);
+        })?);
         Ok(0)
     })
 }

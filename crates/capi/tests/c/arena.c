@@ -8,6 +8,19 @@
 static pf_domain_t *domain;
 static pf_arena_t *arena;
 
+/* What is refused before the descriptor of an address space is looked at. */
+static void window(void) {
+    const uint64_t wrong[][2] = {{4096, 0},    {4097, 4096},        {4096, 4097},
+                                 {8192, 4095}, {UINT64_MAX - 4095, 8192}};
+    struct pf_domain_opts of = {.struct_size = sizeof of, .ioas = 1, .iommufd = -1};
+    for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        of.iova = wrong[i][0], of.iova_len = wrong[i][1];
+        REFUSED(EINVAL, "at least one page", pf_domain_create(&of, &domain));
+    }
+    of.iova = of.iova_len = 4096;
+    REFUSED(EBADF, "iommufd -1", pf_domain_create(&of, &domain));
+}
+
 static void create(void) {
     struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 4 << 20};
     CHECK(PF_POLICY_PER_USE == 1 && PF_POLICY_WHOLE == 2);
@@ -245,6 +258,7 @@ static void of_many_domains(void) {
 
 int main(void) {
     CHECK(strcmp(pf_strerror_last(), "") == 0);
+    window();
     create();
     alloc_and_free();
     trace_is_chained();

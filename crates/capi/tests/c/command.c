@@ -19,8 +19,8 @@ static struct pf_request request(const struct pf_nvme_command *command, struct i
 
 static struct pf_completion completed(pf_queue_t *queue) {
     struct pf_completion done;
-    CHECK(OK(pf_queue_wait(queue, 60000000000u)) >= 1);
-    CHECK(OK(pf_complete(queue, &done, 1)) == 1 && done.user_data == 7 && done.reserved == 0);
+    CHECK(VALUE(pf_queue_wait(queue, 60000000000u)) >= 1);
+    CHECK(VALUE(pf_complete(queue, &done, 1)) == 1 && done.user_data == 7 && done.reserved == 0);
     return done;
 }
 
@@ -28,7 +28,7 @@ static struct pf_completion run(pf_queue_t *queue, struct pf_nvme_command comman
                                 size_t len) {
     struct iovec part = {memory, len};
     struct pf_request one = request(&command, &part);
-    CHECK(OK(pf_submit(queue, &one, 1)) == 1);
+    CHECK(VALUE(pf_submit(queue, &one, 1)) == 1);
     return completed(queue);
 }
 
@@ -45,7 +45,7 @@ static void moves(uint32_t protect) {
     struct iovec part = {memory + 8192, 8192};
     struct pf_request read = {
         .op = PF_READ, .nsid = 1, .offset = 4096, .iov = &part, .iovcnt = 1, .user_data = 7};
-    CHECK(OK(pf_submit(queue, &read, 1)) == 1 && completed(queue).result == 0);
+    CHECK(VALUE(pf_submit(queue, &read, 1)) == 1 && completed(queue).result == 0);
     CHECK(memcmp(memory, memory + 8192, 8192) == 0);
     CHECK(run(queue, blocks(ZEROES, 8, 8), NULL, 0).result == 0);
     CHECK(run(queue, blocks(READ, 8, 16), memory + 8192, 8192).result == 0);
@@ -86,7 +86,7 @@ static void ordered(void) {
     commands[32] = blocks(READ, 64, 8);
     parts[32] = (struct iovec){memory + 32 * 4096, 4096};
     all[32] = request(&commands[32], &parts[32]);
-    CHECK(OK(pf_submit(queue, all, 33)) == 33);
+    CHECK(VALUE(pf_submit(queue, all, 33)) == 33);
     for (int i = 0; i < 33; i++)
         CHECK(completed(queue).result == 0);
     for (int i = 0; i < 4096; i++)

@@ -305,13 +305,7 @@ static void imported(void) {
     of.iommufd = open("/dev/null", O_RDWR | O_CLOEXEC);
     REFUSED(ENOTTY, "IOMMU_IOAS_IOVA_RANGES", pf_domain_create(&of, &domain));
     CHECK(close(of.iommufd) == 0);
-    const uint64_t wrong[][2] = {{FROM, 0}, {FROM + 1, 4096}, {FROM, 4097}, {UINT64_MAX - 4095, 8192}};
-    of.iommufd = fd;
-    for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        of.iova = wrong[i][0], of.iova_len = wrong[i][1];
-        REFUSED(EINVAL, "at least one page", pf_domain_create(&of, &domain));
-    }
-    of.iova = FROM, of.iova_len = 4096, of.ioas = 0;
+    of.iommufd = fd, of.iova = FROM, of.iova_len = 4096, of.ioas = 0;
     REFUSED(EINVAL, "without `ioas`", pf_domain_create(&of, &domain));
     /* The window of interrupts alone. */
     of.iova = 0xfee00000, of.ioas = ioas;
@@ -420,11 +414,11 @@ static void driven(uint32_t interface) {
     REFUSED(ENXIO, "BAR 4294967295", pf_device_bar(device, UINT32_MAX, &bar));
     REFUSED(ENXIO, "BAR 3", pf_device_bar(device, 3, &bar));
 
-    int has = (int)OK(pf_device_irqs(device, 0, NULL));
+    int has = (int)VALUE(pf_device_irqs(device, 0, NULL));
     CHECK(has > 1 && has < 4096);
     REFUSED(EFAULT, "`fds` is NULL", pf_device_irqs(device, 1, NULL));
     REFUSED(EINVAL, "it has", pf_device_irqs(device, (unsigned)has + 1, fds));
-    CHECK(OK(pf_device_irqs(device, 2, fds)) == has);
+    CHECK(VALUE(pf_device_irqs(device, 2, fds)) == has);
     REFUSED(EBUSY, "pf_device_irqs with 0", pf_device_irqs(device, 1, fds + 2));
     enable(&admin, device, memory, iova);
     for (int i = 0; i < 6; i++) {
@@ -436,9 +430,9 @@ static void driven(uint32_t interface) {
     disable(&admin);
     /* All of them, after those were given back. */
     int before = fds[0];
-    OK(pf_device_irqs(device, 0, NULL));
+    VALUE(pf_device_irqs(device, 0, NULL));
     CHECK(write(before, "12345678", 8) == -1 && errno == EBADF);
-    OK(pf_device_irqs(device, (unsigned)has, fds));
+    VALUE(pf_device_irqs(device, (unsigned)has, fds));
     enable(&admin, device, memory, iova);
     identify(&admin, iova + 8192, fds[0]);
     /* A reset ends all of it. */
@@ -473,7 +467,7 @@ static void driven(uint32_t interface) {
     OK(pf_device_config_read(device, 0, &word, 4));
     CHECK(word == id);
     /* Closed by the program: the library closes nothing in its place. */
-    OK(pf_device_irqs(device, 2, fds));
+    VALUE(pf_device_irqs(device, 2, fds));
     int own = open("/dev/null", O_RDONLY | O_CLOEXEC);
     CHECK(own >= 0 && dup2(own, fds[0]) == fds[0] && close(fds[1]) == 0);
     OK(pf_device_destroy(device));

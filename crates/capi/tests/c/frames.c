@@ -46,12 +46,12 @@ static void fill_and_free(void) {
     static void *slots[FRAMES + 200], *kept;
     REFUSED(EFAULT, "`slots` is NULL", pf_frames_fill(frames, NULL, 1));
     REFUSED(EFAULT, "`slots` is NULL", pf_frames_free(frames, NULL, 1));
-    CHECK(OK(pf_frames_fill(frames, NULL, 0)) == 0);
+    CHECK(VALUE(pf_frames_fill(frames, NULL, 0)) == 0);
     OK(pf_frames_free(frames, NULL, 0));
     REFUSED(EINVAL, "at most 2147483647", pf_frames_fill(frames, slots, (unsigned)INT_MAX + 1));
     REFUSED(EINVAL, "at most 2147483647", pf_frames_free(frames, slots, (unsigned)INT_MAX + 1));
     REFUSED(EINVAL, "at most 2147483647", pf_frames_list(frames, (unsigned)INT_MAX + 1, slots));
-    CHECK(OK(pf_frames_fill(frames, slots, 150)) == 150);
+    CHECK(VALUE(pf_frames_fill(frames, slots, 150)) == 150);
     for (unsigned i = 0; i < 150; i++) {
         CHECK(slots[i] != NULL && (uintptr_t)slots[i] % 4096 == 0);
         memset(slots[i], (int)i, 4096);
@@ -68,7 +68,7 @@ static void fill_and_free(void) {
     OK(pf_frames_free(frames, slots + 3, 2));
     CHECK(slots[3] == NULL && slots[4] == NULL);
     REFUSED(EBUSY, "handles of frames allocate", pf_arena_destroy(arena));
-    CHECK(OK(pf_frames_fill(frames, slots, 150)) == 150);
+    CHECK(VALUE(pf_frames_fill(frames, slots, 150)) == 150);
     CHECK(slots[6] == kept && slots[3] != NULL && slots[4] != NULL);
     /* pf_free frees them, and the handle frees what pf_alloc allocated. */
     OK(pf_free(arena, slots[0]));
@@ -98,10 +98,10 @@ static void fill_and_free(void) {
         CHECK(slots[i] == NULL);
     OK(pf_free(arena, pages));
     /* All of the arena, and then no more; a second handle frees it. */
-    CHECK(OK(pf_frames_fill(frames, slots, FRAMES + 200)) == FRAMES);
+    CHECK(VALUE(pf_frames_fill(frames, slots, FRAMES + 200)) == FRAMES);
     CHECK(slots[FRAMES - 1] != NULL && slots[FRAMES] == NULL);
-    CHECK(OK(pf_frames_fill(frames, slots, FRAMES + 200)) == FRAMES);
-    CHECK(OK(pf_frames_list(frames, 5, &kept)) == 0 && kept == NULL);
+    CHECK(VALUE(pf_frames_fill(frames, slots, FRAMES + 200)) == FRAMES);
+    CHECK(VALUE(pf_frames_list(frames, 5, &kept)) == 0 && kept == NULL);
     pf_frames_t *second = new_frames(arena);
     OK(pf_frames_destroy(frames));
     OK(pf_frames_free(second, slots, FRAMES + 200));
@@ -118,10 +118,10 @@ static void list(void) {
     static void *slots[FRAMES];
     void *head = &head;
     REFUSED(EFAULT, "`head` is NULL", pf_frames_list(frames, 3, NULL));
-    CHECK(OK(pf_frames_list(frames, 0, &head)) == 0 && head == NULL);
+    CHECK(VALUE(pf_frames_list(frames, 0, &head)) == 0 && head == NULL);
     static const unsigned wanted[] = {1, 64, 65, 300, 2000};
     for (unsigned i = 0; i < 5; i++) {
-        unsigned listed = OK(pf_frames_list(frames, wanted[i], &head)), count = 0;
+        unsigned listed = VALUE(pf_frames_list(frames, wanted[i], &head)), count = 0;
         CHECK(listed == (wanted[i] < FRAMES ? wanted[i] : FRAMES));
         for (void *frame = head; frame != NULL; frame = *(void **)frame)
             slots[count++] = frame;
@@ -136,7 +136,7 @@ static void foreign(void) {
     pf_arena_t *other = new_arena(PF_POLICY_PER_USE);
     pf_frames_t *frames = new_frames(arena), *others = new_frames(other);
     void *slot = NULL, *kept;
-    CHECK(OK(pf_frames_fill(others, &slot, 1)) == 1);
+    CHECK(VALUE(pf_frames_fill(others, &slot, 1)) == 1);
     kept = slot;
     REFUSED(EINVAL, "not in this arena", pf_frames_free(frames, &slot, 1));
     CHECK(slot == kept);
@@ -164,12 +164,12 @@ static void traced(void) {
     uintptr_t at[4];
     pf_trace_set(note, &events, NULL);
     at[0] = here();
-    OK(pf_frames_fill(frames, slots, 2));
+    VALUE(pf_frames_fill(frames, slots, 2));
     at[1] = here();
     memcpy(kept, slots, sizeof kept);
     OK(pf_frames_free(frames, slots, 2));
     at[2] = here();
-    OK(pf_frames_list(frames, 2, &head));
+    VALUE(pf_frames_list(frames, 2, &head));
     at[3] = here();
     CHECK(events == 6);
     pf_trace_set(NULL, NULL, NULL);
@@ -219,7 +219,7 @@ static void *own_a_handle(void *arg) {
     for (unsigned round = 0; round < 200; round++) {
         pf_frames_t *frames = new_frames(arena);
         void *slots[40] = {NULL};
-        CHECK(OK(pf_frames_fill(frames, slots, 40)) == 40);
+        CHECK(VALUE(pf_frames_fill(frames, slots, 40)) == 40);
         for (unsigned i = 0; i < 40; i++)
             memset(slots[i], (int)round, 4096);
         OK(pf_frames_free(frames, slots, 40));
@@ -266,7 +266,7 @@ static void threads(void) {
     in_threads(4, own_a_handle, NULL);
     for (unsigned round = 0; round < 20; round++) {
         memset(kept_slots, 0, sizeof kept_slots);
-        unsigned count = OK(pf_frames_fill(shared.frames, kept_slots, FRAMES));
+        unsigned count = VALUE(pf_frames_fill(shared.frames, kept_slots, FRAMES));
         freed = refused = 0;
         in_threads(4, free_all, NULL);
         CHECK(freed == count && freed + refused == 4 * FRAMES);

@@ -96,13 +96,13 @@ static void of_a_pool(char *own) {
     pf_pool_t *pool = new_pool(NULL, 256), *other = new_pool(NULL, 256);
     pf_arena_t *arena, *none;
     pf_reg_t *reg;
-    OK(pf_pool_add(pool, own + 256, size - 256, 0x10000));
+    VALUE(pf_pool_add(pool, own + 256, size - 256, 0x10000));
     REFUSED(EEXIST, "a pool", pf_pool_add(other, own + 256, size - 256, 0x10000));
     REFUSED(EEXIST, "a pool", pf_pool_add(other, own + page, 256, 0));
     REFUSED(EEXIST, "a pool", arena_at(first, own, page, &none));
     /* The bytes before it, behind memory that is registered. */
     OK(pf_register(first, own - page, page, &reg));
-    OK(pf_pool_add(other, own, 256, 0));
+    VALUE(pf_pool_add(other, own, 256, 0));
     OK(pf_reg_destroy(reg));
     OK(pf_pool_destroy(other));
     OK(pf_pool_destroy(pool));
@@ -116,7 +116,7 @@ static void of_a_pool(char *own) {
     OK(pf_iova(first, own + page, size - page, &iova));
     REFUSED(EEXIST, "registered", pf_pool_add(pool, own + page, size, iova));
     REFUSED(EEXIST, "registered", pf_pool_add(pool, own - page, 2 * page, 0));
-    OK(pf_pool_add(pool, own + page, size - page, iova));
+    VALUE(pf_pool_add(pool, own + page, size - page, iova));
     REFUSED(EEXIST, "a pool", pf_pool_add(other, own + size - page, page, iova));
     REFUSED(EBUSY, "in use by 1 mapping", pf_reg_destroy(reg));
     REFUSED(EBUSY, "in use by", pf_reg_destroy(again));
@@ -130,8 +130,8 @@ static void of_a_pool(char *own) {
     char *memory = pf_alloc(arena, 4 * page, &iova);
     REFUSED(EINVAL, "not all allocated", pf_pool_add(pool, memory, 5 * page, iova));
     REFUSED(EEXIST, "an arena", pf_pool_add(pool, memory, 8 << 20, iova));
-    OK(pf_pool_add(pool, memory, 2 * page, iova));
-    OK(pf_pool_add(pool, memory + 2 * page, 2 * page, iova + 2 * page));
+    VALUE(pf_pool_add(pool, memory, 2 * page, iova));
+    VALUE(pf_pool_add(pool, memory + 2 * page, 2 * page, iova + 2 * page));
     REFUSED(EEXIST, "a pool", pf_pool_add(other, memory + page, page, iova + page));
     REFUSED(EBUSY, "in use by 2", pf_free(arena, memory));
     OK(pf_pool_destroy(pool));

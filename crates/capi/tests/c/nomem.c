@@ -62,7 +62,7 @@ int posix_memalign(void **out, size_t align, size_t bytes) {
             long result = (call);                                                                  \
             left = -1;                                                                             \
             if (!failed) {                                                                         \
-                OK(result);                                                                        \
+                VALUE(result);                                                                     \
                 break;                                                                             \
             }                                                                                      \
             CHECK(result == -ENOMEM && pf_strerror_last()[0] != 0);                                \

@@ -57,11 +57,11 @@ static void fill_and_give_back(unsigned page_bytes, give_back *give) {
     REFUSED(EFAULT, "`slots` is NULL", pf_pages_fill(pages, NULL, 1));
     REFUSED(EINVAL, "at most 2147483647", pf_pages_fill(pages, slots, (unsigned)INT_MAX + 1));
     REFUSED(EFAULT, "`blocks` is NULL", give(pages, NULL, 1, &bad));
-    CHECK(OK(pf_pages_fill(pages, NULL, 0)) == 0);
+    CHECK(VALUE(pf_pages_fill(pages, NULL, 0)) == 0);
     OK(give(pages, NULL, 0, &bad));
     for (unsigned i = 0; i < 100; i++)
         slots[i].tag = i;
-    CHECK(OK(pf_pages_fill(pages, slots, all)) == (int)all);
+    CHECK(VALUE(pf_pages_fill(pages, slots, all)) == (int)all);
     for (unsigned i = 0; i < all; i++) {
         uint64_t iova;
         CHECK(slots[i].va != NULL && (uintptr_t)slots[i].va % 4096 == 0);
@@ -78,7 +78,7 @@ static void fill_and_give_back(unsigned page_bytes, give_back *give) {
     kept = slots[1];
     OK(give(pages, slots, 1, &bad));
     slots[0].va = NULL;
-    CHECK(OK(pf_pages_fill(pages, slots, all)) == (int)all);
+    CHECK(VALUE(pf_pages_fill(pages, slots, all)) == (int)all);
     CHECK(slots[0].va != NULL && slots[1].va == kept.va);
     /* Refused: nothing has changed. */
     kept = slots[1];
@@ -107,12 +107,12 @@ static void exhausted(void) {
     pf_pages_t *pages = new_pages(4096);
     static pf_block_t slots[PAGES + 100];
     memset(slots, 0, sizeof slots);
-    CHECK(OK(pf_pages_fill(pages, slots, PAGES + 100)) == PAGES);
-    CHECK(OK(pf_pages_fill(pages, slots, PAGES + 100)) == PAGES);
+    CHECK(VALUE(pf_pages_fill(pages, slots, PAGES + 100)) == PAGES);
+    CHECK(VALUE(pf_pages_fill(pages, slots, PAGES + 100)) == PAGES);
     OK(pf_pages_return(pages, slots, 700, NULL));
     for (unsigned i = 0; i < 700; i++)
         slots[i].va = NULL;
-    CHECK(OK(pf_pages_fill(pages, slots, PAGES + 100)) == PAGES);
+    CHECK(VALUE(pf_pages_fill(pages, slots, PAGES + 100)) == PAGES);
     OK(pf_pages_recycle(pages, slots, PAGES + 100, NULL));
     OK(pf_pages_destroy(pages));
     void *whole = pf_alloc(arena, PAGES * 4096, NULL);
@@ -126,7 +126,7 @@ static void traced(void) {
     uintptr_t at[4];
     pf_trace_set(note, &events, NULL);
     at[0] = here();
-    OK(pf_pages_fill(pages, slots, 2));
+    VALUE(pf_pages_fill(pages, slots, 2));
     at[1] = here();
     OK(pf_pages_recycle(pages, slots, 1, NULL));
     at[2] = here();
@@ -177,7 +177,7 @@ static void *return_elsewhere(void *arg) {
 static void returned_elsewhere(void) {
     shared = new_pages(4096);
     pf_block_t held = {0};
-    CHECK(OK(pf_pages_fill(shared, &held, 1)) == 1);
+    CHECK(VALUE(pf_pages_fill(shared, &held, 1)) == 1);
     pthread_t threads[3];
     for (int i = 0; i < 3; i++)
         CHECK(pthread_create(&threads[i], NULL, return_elsewhere, NULL) == 0);
@@ -187,7 +187,7 @@ static void returned_elsewhere(void) {
         pf_block_t page = {0};
         /* No other thread is the consumer, or ends the pool. None is there while the arena is full
          * and a thread that returns the next page is interrupted. */
-        while (OK(pf_pages_fill(shared, &page, 1)) == 0)
+        while (VALUE(pf_pages_fill(shared, &page, 1)) == 0)
             ;
         *(unsigned long *)page.va = at;
         ring[at % 64] = page;
@@ -250,7 +250,7 @@ static void returned_twice(void) {
     shared = new_pages(4096);
     for (unsigned round = 0; round < 10; round++) {
         memset(kept, 0, sizeof kept);
-        CHECK(OK(pf_pages_fill(shared, kept, PAGES)) == PAGES);
+        CHECK(VALUE(pf_pages_fill(shared, kept, PAGES)) == PAGES);
         pthread_t threads[3];
         for (int i = 0; i < 3; i++)
             CHECK(pthread_create(&threads[i], NULL, return_all, NULL) == 0);
@@ -259,7 +259,7 @@ static void returned_twice(void) {
         CHECK(returned >= PAGES && returned + refused == 3 * PAGES);
         returned = refused = 0;
         memset(kept, 0, sizeof kept);
-        CHECK(OK(pf_pages_fill(shared, kept, PAGES)) == PAGES);
+        CHECK(VALUE(pf_pages_fill(shared, kept, PAGES)) == PAGES);
         for (unsigned i = 0; i < PAGES; i++)
             *(unsigned *)kept[i].va = i;
         for (unsigned i = 0; i < PAGES; i++)

@@ -98,6 +98,9 @@ static void create(void) {
     REFUSED(EBADF, "destroyed", pf_pool_destroy(pool));
     REFUSED(EBADF, "destroyed", pf_pool_cache(pool, &cache));
     OK(pf_pool_destroy(NULL));
+    /* The smallest block. */
+    pool = new_pool(arena, 1);
+    OK(pf_pool_destroy(pool));
 }
 
 static void get_and_put(void) {
@@ -262,13 +265,13 @@ static void own_memory(void) {
     REFUSED(EINVAL, "end beyond 64 bits", pf_pool_add(pool, memory[0], SIZE_MAX - 63, 0));
     REFUSED(ENOSPC, "the pool may have 80 blocks", pf_pool_add(pool, memory[0], 192 * 81, 0));
     REFUSED(EINVAL, "0 bytes", pf_pool_add(pool, memory[0], 0, 0));
-    CHECK(OK(pf_pool_add(pool, memory[0], 6400, 0x10000)) == 33);
+    CHECK(VALUE(pf_pool_add(pool, memory[0], 6400, 0x10000)) == 33);
     REFUSED(EEXIST, "the pool's already", pf_pool_add(pool, memory[0], 6400, 0x10000));
     REFUSED(EEXIST, "the pool's already", pf_pool_add(pool, memory[0] + 6336, 192, 0));
-    CHECK(OK(pf_pool_add(pool, memory[2], 6400, 0x50000)) == 33);
+    CHECK(VALUE(pf_pool_add(pool, memory[2], 6400, 0x50000)) == 33);
     REFUSED(EEXIST, "the pool's already", pf_pool_add(pool, memory[1], 12800, 0));
     REFUSED(ENOSPC, "80 blocks and has 66", pf_pool_add(pool, memory[1], 6400, 0x20000));
-    CHECK(OK(pf_pool_add(pool, memory[1], 192 * 14, 0x20000)) == 14);
+    CHECK(VALUE(pf_pool_add(pool, memory[1], 192 * 14, 0x20000)) == 14);
     struct pf_pool_stats stats = stats_of(pool);
     CHECK(stats.blocks == 80 && stats.chunks == 3 && stats.block_bytes == 192);
     OK(pf_get_bulk(cache, blocks, 80));
@@ -286,14 +289,14 @@ static void own_memory(void) {
     OK(pf_pool_destroy(pool));
     /* It is the program's again. */
     pool = new_pool(NULL, 64);
-    CHECK(OK(pf_pool_add(pool, memory, sizeof memory, 0)) == 400);
+    CHECK(VALUE(pf_pool_add(pool, memory, sizeof memory, 0)) == 400);
     OK(pf_pool_destroy(pool));
     /* More memory for a pool of an arena; but not the arena's own. */
     pool = new_pool(arena, 64);
     struct pf_region region = {.struct_size = sizeof region};
     OK(pf_arena_region(arena, &region));
     REFUSED(EEXIST, "the pool's already", pf_pool_add(pool, region.addr, 4096, region.iova));
-    CHECK(OK(pf_pool_add(pool, memory, sizeof memory, 0)) == 400);
+    CHECK(VALUE(pf_pool_add(pool, memory, sizeof memory, 0)) == 400);
     OK(pf_pool_destroy(pool));
 }
 

@@ -51,7 +51,7 @@ static void create(void) {
     pf_map_t map;
     pf_ticket_t ticket;
     uint64_t iova;
-    int fd = (int)OK(pf_quiesce_fd(owner));
+    int fd = (int)VALUE(pf_quiesce_fd(owner));
     (void)fd;
     for (int at = 0; at < 20; at++) {
         OK(pf_map(owner, memory, 4096, PF_BIDIR, &map, &iova));
@@ -70,14 +70,14 @@ static void use(void) {
     OK(pf_unmap(owner, map));
     OK(pf_get(cache, &block));
     OK(pf_put(cache, &block));
-    CHECK(OK(pf_frames_fill(frames, &slot, 1)) == 1);
+    CHECK(VALUE(pf_frames_fill(frames, &slot, 1)) == 1);
     OK(pf_frames_free(frames, &slot, 1));
     struct iovec part = {memory, 512};
     struct pf_request read = {.op = PF_READ, .nsid = 1, .iov = &part, .iovcnt = 1};
     struct pf_completion done;
-    CHECK(OK(pf_submit(queue, &read, 1)) == 1);
-    CHECK(OK(pf_queue_wait(queue, UINT64_MAX)) == 1);
-    CHECK(OK(pf_complete(queue, &done, 1)) == 1 && done.result == 0);
+    CHECK(VALUE(pf_submit(queue, &read, 1)) == 1);
+    CHECK(VALUE(pf_queue_wait(queue, UINT64_MAX)) == 1);
+    CHECK(VALUE(pf_complete(queue, &done, 1)) == 1 && done.result == 0);
 }
 
 /* Ends each of them. */
@@ -374,9 +374,9 @@ static void one_call(int which) {
         case 9: OK(pf_queue_create(new_nvme, &depth, &new_queue)); break;
         case 10: OK(pf_get(new_cache, &block)); break;
         case 11: OK(pf_put(new_cache, &block)); break;
-        case 12: OK(pf_frames_fill(frames, &slot, 1)); break;
+        case 12: VALUE(pf_frames_fill(frames, &slot, 1)); break;
         case 13: OK(pf_frames_free(frames, &slot, 1)); break;
-        case 14: OK(pf_frames_list(frames, 1, &head)); break;
+        case 14: VALUE(pf_frames_list(frames, 1, &head)); break;
         case 15: OK(pf_free(arena, head)); break;
         case 16: CHECK((piece = pf_alloc(new_arena, 4096, NULL)) != NULL); break;
         case 17: OK(pf_map(new_owner, piece, 4096, PF_BIDIR, &map, &iova)); break;
@@ -385,15 +385,15 @@ static void one_call(int which) {
         case 20: OK(pf_revoke_many(new_owner, &map, 1, &ticket)); break;
         case 21: OK(pf_wait(new_owner, ticket, UINT64_MAX)); break;
         case 22: OK(pf_free(new_arena, piece)); break;
-        case 23: OK(pf_pages_fill(pages, &page, 1)); break;
+        case 23: VALUE(pf_pages_fill(pages, &page, 1)); break;
         case 24: OK(pf_pages_recycle(pages, &page, 1, NULL)), page.va = NULL; break;
-        case 25: OK(pf_submit(queue, &read, 1)); break;
-        case 26: OK(pf_queue_wait(queue, UINT64_MAX)); break;
-        case 27: CHECK(OK(pf_complete(queue, &done, 1)) == 1); break;
+        case 25: VALUE(pf_submit(queue, &read, 1)); break;
+        case 26: VALUE(pf_queue_wait(queue, UINT64_MAX)); break;
+        case 27: CHECK(VALUE(pf_complete(queue, &done, 1)) == 1); break;
         case 28: CHECK(pf_queue_wait(queue, 2000000) == 0); break;
         case 29: OK(pf_reg_destroy(reg)); break;
         case 30: OK(pf_register(domain, own, 8192, &reg)); break;
-        case 31: OK(pf_stats_json(arena, text, sizeof text)); break;
+        case 31: VALUE(pf_stats_json(arena, text, sizeof text)); break;
         case 32: OK(pf_arena_region(arena, &region)); break;
         case 33: OK(pf_queue_destroy(new_queue)); break;
         case 34: OK(pf_nvme_destroy(new_nvme)); break;

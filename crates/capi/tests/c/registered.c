@@ -91,7 +91,7 @@ static void mapped(void) {
     OK(pf_iova(domain, memory + 100, 200, &fixed));
     CHECK(iova == fixed);
     REFUSED(EBUSY, "1 mapping", pf_reg_destroy(reg));
-    OK(pf_revoke_many(owner, &map, 1, &ticket));
+    CHECK(pf_revoke_many(owner, &map, 1, &ticket) == PF_STAYS_MAPPED);
     REFUSED(EBUSY, "1 mapping", pf_reg_destroy(reg));
     OK(pf_wait(owner, ticket, 0));
     OK(pf_owner_destroy(owner));

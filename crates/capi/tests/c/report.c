@@ -3,7 +3,7 @@
 
 static uint64_t value(const void *handle, const char *name) {
     struct pf_counter counters[64];
-    int count = (int)OK(pf_stats(handle, counters, 64));
+    int count = (int)VALUE(pf_stats(handle, counters, 64));
     CHECK(count <= 64);
     for (int at = 0; at < count; at++) {
         CHECK(strlen(counters[at].unit) > 0 && counters[at].kind <= PF_COUNTER_PEAK);
@@ -35,20 +35,20 @@ int main(void) {
     /* The strings are the same ones each time, and nothing is written beyond `max`. */
     struct pf_counter two[2], again[2];
     two[1].value = 4711;
-    int count = (int)OK(pf_stats(arena, two, 1));
+    int count = (int)VALUE(pf_stats(arena, two, 1));
     CHECK(count > 2 && two[1].value == 4711);
-    CHECK(OK(pf_stats(arena, NULL, 1000)) == count);
-    OK(pf_stats(arena, again, 1));
+    CHECK(VALUE(pf_stats(arena, NULL, 1000)) == count);
+    VALUE(pf_stats(arena, again, 1));
     CHECK(two[0].name == again[0].name && two[0].meaning == again[0].meaning);
 
     char text[4096], part[16];
-    int len = (int)OK(pf_stats_json(arena, text, sizeof text));
+    int len = (int)VALUE(pf_stats_json(arena, text, sizeof text));
     CHECK((size_t)len == strlen(text) && text[0] == '{' && text[len - 1] == '}');
     CHECK(strstr(text, "\"frames_in_use\":0") != NULL);
     memset(part, 'x', sizeof part);
-    CHECK(OK(pf_stats_json(arena, part, 8)) == len);
+    CHECK(VALUE(pf_stats_json(arena, part, 8)) == len);
     CHECK(memcmp(part, text, 7) == 0 && part[7] == '\0' && part[8] == 'x');
-    CHECK(OK(pf_stats_json(arena, NULL, 0)) == len);
+    CHECK(VALUE(pf_stats_json(arena, NULL, 0)) == len);
 
     /* The other kinds of objects. */
     struct pf_pool_opts blocks = {.struct_size = sizeof blocks, .name = "blocks", .size = 64};
@@ -76,9 +76,9 @@ int main(void) {
     CHECK(value(nvme, "resets") == 1);
     struct pf_request flush = {.op = PF_FLUSH, .nsid = 1};
     struct pf_completion done;
-    CHECK(OK(pf_submit(queue, &flush, 1)) == 1);
-    while (OK(pf_complete(queue, &done, 1)) == 0)
-        OK(pf_queue_wait(queue, 1000000));
+    CHECK(VALUE(pf_submit(queue, &flush, 1)) == 1);
+    while (VALUE(pf_complete(queue, &done, 1)) == 0)
+        VALUE(pf_queue_wait(queue, 1000000));
     CHECK(value(queue, "requests") == 1 && value(queue, "completions") == 1);
     OK(pf_queue_destroy(queue));
     REFUSED(EBADF, "destroyed", pf_stats(queue, two, 1));

@@ -38,7 +38,7 @@ static pf_requests_t *loop_of(uint32_t protect, uint32_t depth, uint32_t held) {
 static struct pf_done reported(pf_requests_t *requests) {
     struct pf_done done;
     for (int i = 0; i < 60; i++)
-        if (OK(pf_requests_wait(requests, 1000000000, &done, 1)) == 1)
+        if (VALUE(pf_requests_wait(requests, 1000000000, &done, 1)) == 1)
             return done;
     CHECK(!"reported");
     return done;
@@ -103,7 +103,7 @@ static void refusals(void) {
     REFUSED(ESTALE, "never began", pf_requests_completed(other, token, 0));
     REFUSED(EBUSY, "in use by 1", pf_free(arena, memory));
     REFUSED(EBUSY, "at the device: 1", pf_requests_destroy(requests));
-    CHECK(OK(pf_requests_poll(requests, NULL, 0)) == 0);
+    CHECK(VALUE(pf_requests_poll(requests, NULL, 0)) == 0);
     OK(pf_requests_completed(requests, token, 5));
     REFUSED(ESTALE, "has ended", pf_requests_completed(requests, token, 6));
     REFUSED(ESTALE, "has ended", pf_requests_refused(requests, token));
@@ -111,10 +111,10 @@ static void refusals(void) {
     REFUSED(EBUSY, "not reported: 1", pf_requests_destroy(requests));
     REFUSED(EFAULT, "`done` is NULL", pf_requests_poll(requests, NULL, 1));
     REFUSED(EFAULT, "`done` is NULL", pf_requests_wait(requests, 0, NULL, 1));
-    CHECK(OK(pf_requests_poll(requests, NULL, 0)) == 0); /* strict: it has ended here */
+    CHECK(VALUE(pf_requests_poll(requests, NULL, 0)) == 0); /* strict: it has ended here */
     OK(pf_free(arena, memory));
     REFUSED(EBUSY, "not reported: 1", pf_requests_destroy(requests));
-    CHECK(OK(pf_requests_poll(requests, &done, 1)) == 1);
+    CHECK(VALUE(pf_requests_poll(requests, &done, 1)) == 1);
     CHECK(done.token == token && done.result == 5 && done.end == PF_END_QUIESCED && done.error == 0);
     REFUSED(ESTALE, "was reported", pf_requests_completed(requests, token, 0));
 
@@ -179,10 +179,10 @@ static void otherwise(uint32_t protect) {
     for (int i = 0; i < 4; i++)
         payloads[i] = (struct pf_payload){memory + i * 4096, 4096, PF_FROM_DEVICE, 0};
     OK(pf_requests_begin(requests, &payloads[0], 1, &tokens[0], &iovas[0]));
-    CHECK(OK(pf_requests_refused(requests, tokens[0])) == 0);
+    OK(pf_requests_refused(requests, tokens[0]));
     REFUSED(EFAULT, "no mapping", pf_port_write(port, iovas[0], "x", 1));
     REFUSED(ESTALE, "was reported", pf_requests_refused(requests, tokens[0]));
-    CHECK(OK(pf_requests_poll(requests, done, 4)) == 0);
+    CHECK(VALUE(pf_requests_poll(requests, done, 4)) == 0);
 
     for (int i = 0; i < 2; i++)
         OK(pf_requests_begin(requests, &payloads[i], 1, &tokens[i], &iovas[i]));
@@ -221,9 +221,9 @@ static void slots(void) {
         OK(pf_requests_begin(requests, NULL, 0, &tokens[i], NULL));
         OK(pf_requests_completed(requests, tokens[i], (uint64_t)i));
     }
-    CHECK(OK(pf_requests_poll(requests, NULL, 0)) == 0);
+    CHECK(VALUE(pf_requests_poll(requests, NULL, 0)) == 0);
     REFUSED(EAGAIN, "3 reports", pf_requests_begin(requests, NULL, 0, &token, NULL));
-    CHECK(OK(pf_requests_poll(requests, &done, 1)) == 1 && done.token == tokens[0]);
+    CHECK(VALUE(pf_requests_poll(requests, &done, 1)) == 1 && done.token == tokens[0]);
     OK(pf_requests_begin(requests, NULL, 0, &token, NULL));
     CHECK(pf_token_slot(token) == pf_token_slot(tokens[0]) && token != tokens[0]);
     REFUSED(ESTALE, "was reported", pf_requests_completed(requests, tokens[0], 0));
@@ -264,7 +264,7 @@ static void stays(void) {
         OK(pf_requests_completed(requests, token, 0));
         CHECK(reported(requests).end == PF_END_STAYS_MAPPED);
         OK(pf_requests_begin(requests, payloads, 1, &token, iovas));
-        CHECK(OK(pf_requests_refused(requests, token)) == PF_STAYS_MAPPED);
+        CHECK(pf_requests_refused(requests, token) == PF_STAYS_MAPPED);
         OK(pf_port_write(port, iova + 3, "still", 5));
         OK(pf_requests_begin(requests, NULL, 0, &token, NULL));
         OK(pf_requests_completed(requests, token, 0));
@@ -298,16 +298,16 @@ static void descriptor(void) {
     struct pollfd ready = {.events = POLLIN};
     uint64_t token, iova;
     struct pf_done done;
-    int fd = ready.fd = (int)OK(pf_requests_fd(requests));
+    int fd = ready.fd = (int)VALUE(pf_requests_fd(requests));
     CHECK(poll(&ready, 1, 0) == 0);
     for (int round = 0; round < 100; round++) {
         OK(pf_requests_begin(requests, &payload, 1, &token, &iova));
-        CHECK(OK(pf_requests_fd(requests)) == fd && poll(&ready, 1, 0) == 0);
+        CHECK(VALUE(pf_requests_fd(requests)) == fd && poll(&ready, 1, 0) == 0);
         OK(pf_requests_completed(requests, token, 0));
         int found = 0;
         for (int looks = 0; found == 0 && looks < 4; looks++) {
-            CHECK(OK(pf_requests_fd(requests)) == fd && poll(&ready, 1, 60000) == 1);
-            found = (int)OK(pf_requests_poll(requests, &done, 1));
+            CHECK(VALUE(pf_requests_fd(requests)) == fd && poll(&ready, 1, 60000) == 1);
+            found = (int)VALUE(pf_requests_poll(requests, &done, 1));
         }
         CHECK(found == 1);
     }
@@ -316,10 +316,10 @@ static void descriptor(void) {
         OK(pf_requests_begin(requests, NULL, 0, &token, NULL));
         OK(pf_requests_completed(requests, token, 0));
     }
-    CHECK(OK(pf_requests_poll(requests, &done, 1)) == 1);
-    CHECK(OK(pf_requests_fd(requests)) == fd && poll(&ready, 1, 0) == 1);
-    CHECK(OK(pf_requests_wait(requests, UINT64_MAX, &done, 1)) == 1);
-    CHECK(OK(pf_requests_fd(requests)) == fd && poll(&ready, 1, 0) == 0);
+    CHECK(VALUE(pf_requests_poll(requests, &done, 1)) == 1);
+    CHECK(VALUE(pf_requests_fd(requests)) == fd && poll(&ready, 1, 0) == 1);
+    CHECK(VALUE(pf_requests_wait(requests, UINT64_MAX, &done, 1)) == 1);
+    CHECK(VALUE(pf_requests_fd(requests)) == fd && poll(&ready, 1, 0) == 0);
     OK(pf_free(arena, memory));
     OK(pf_requests_destroy(requests));
     CHECK(poll(&ready, 1, 0) == 1 && ready.revents == POLLNVAL);
@@ -337,7 +337,7 @@ static void closed_by_the_program(void) {
     OK(pf_owner_create(domain, &owner));
     OK(pf_arena_create(domain, &opts, &shared));
     OK(pf_arena_region(shared, &region));
-    int fds[] = {(int)OK(pf_requests_fd(requests)), (int)OK(pf_quiesce_fd(owner)), region.fd};
+    int fds[] = {(int)VALUE(pf_requests_fd(requests)), (int)VALUE(pf_quiesce_fd(owner)), region.fd};
     for (int i = 0; i < 3; i++) {
         int own = open("/dev/null", O_RDONLY | O_CLOEXEC);
         CHECK(own >= 0 && dup2(own, fds[i]) == fds[i] && close(own) == 0);
@@ -347,7 +347,7 @@ static void closed_by_the_program(void) {
     uint64_t token, iova;
     OK(pf_requests_begin(requests, &payload, 1, &token, &iova));
     OK(pf_requests_completed(requests, token, 5));
-    CHECK(OK(pf_requests_fd(requests)) == fds[0]);
+    CHECK(VALUE(pf_requests_fd(requests)) == fds[0]);
     CHECK(reported(requests).result == 5);
     OK(pf_free(shared, memory));
     OK(pf_requests_destroy(requests));
@@ -357,7 +357,7 @@ static void closed_by_the_program(void) {
         CHECK(fcntl(fds[i], F_GETFD) >= 0 && close(fds[i]) == 0);
     /* And without another file. */
     requests = loop_of(PF_PROTECT_BATCH, 2, 0);
-    CHECK(close((int)OK(pf_requests_fd(requests))) == 0);
+    CHECK(close((int)VALUE(pf_requests_fd(requests))) == 0);
     OK(pf_requests_destroy(requests));
 }
 
@@ -409,12 +409,12 @@ static void goes_wrong(void) {
             continue;
         } else if (how == HANGS) {
             CHECK(done.end == PF_END_LATE && done.error == -ETIMEDOUT);
-            OK(pf_quarantine(domain, &held, NULL, 0));
+            VALUE(pf_quarantine(domain, &held, NULL, 0));
             CHECK(held.quarantined == 0 && held.lost == 0);
         } else {
             CHECK(done.end == PF_END_LOST && done.error == -EIO);
             char why[512];
-            OK(pf_quarantine(domain, &held, why, sizeof why));
+            VALUE(pf_quarantine(domain, &held, why, sizeof why));
             CHECK(held.quarantined == 1 && held.quarantined_bytes == 4096 && held.lost == 0);
             CHECK(strstr(why, "1 mapping (4096 bytes) could not be revoked") != NULL);
             CHECK(held.process_bytes == 0);
@@ -452,7 +452,7 @@ static void given_up(void) {
     uint64_t whole_iova, tokens[3], iovas[2];
     char *kept = pf_alloc(whole, 4096, &whole_iova);
     struct pf_payload payloads[] = {{memory + 4000, 200, PF_BIDIR, 0}, {kept, 1, PF_BIDIR, 0}};
-    OK(pf_quarantine(domain, &before, why, sizeof why));
+    VALUE(pf_quarantine(domain, &before, why, sizeof why));
     CHECK(before.lost == 0 && before.lost_bytes == 0 && strstr(why, "no memory is held") != NULL);
     for (int i = 0; i < 3; i++) {
         OK(pf_requests_begin(requests, payloads, 2, &tokens[i], iovas));
@@ -460,21 +460,21 @@ static void given_up(void) {
         REFUSED(ESTALE, "given up", pf_requests_refused(requests, tokens[i]));
         REFUSED(ESTALE, "given up", pf_requests_lost(requests, tokens[i]));
     }
-    OK(pf_quarantine(domain, &held, why, sizeof why));
+    VALUE(pf_quarantine(domain, &held, why, sizeof why));
     CHECK(held.lost == 3 && held.lost_bytes == 3 * 3 * 4096 && held.quarantined == 0);
     CHECK(strstr(why, "given up: 3 requests (36864 bytes)") != NULL);
     OK(pf_requests_completed(requests, tokens[0], 0));
-    OK(pf_quarantine(domain, &held, why, sizeof why));
+    VALUE(pf_quarantine(domain, &held, why, sizeof why));
     CHECK(held.lost == 2 && held.lost_bytes == 2 * 3 * 4096);
     OK(pf_requests_stopped(requests));
-    OK(pf_quarantine(domain, &held, why, sizeof why));
+    VALUE(pf_quarantine(domain, &held, why, sizeof why));
     CHECK(held.lost == 0 && held.lost_bytes == 0 && strstr(why, "no memory is held") != NULL);
     for (int i = 0; i < 3; i++)
         CHECK(reported(requests).end == PF_END_STAYS_MAPPED);
     OK(pf_requests_destroy(requests));
     /* For good: the memory is in use, and counted once. */
     lost_for_good(payloads, iovas);
-    OK(pf_quarantine(domain, &held, why, sizeof why));
+    VALUE(pf_quarantine(domain, &held, why, sizeof why));
     CHECK(held.lost == 1 && held.lost_bytes == 3 * 4096);
     CHECK(held.quarantined == 0 && held.quarantined_bytes == 0 && held.deferred == 0);
     CHECK(held.process_bytes == before.process_bytes);
@@ -581,7 +581,7 @@ static void by_two_threads(void) {
         OK(result);
         while ((result = pf_requests_poll(requests, &done, 1)) == -EBUSY)
             sched_yield();
-        CHECK(OK(result) == 1 && done.token == token);
+        CHECK(VALUE(result) == 1 && done.token == token);
     }
     CHECK(pthread_join(thread, NULL) == 0);
     OK(pf_requests_destroy(requests));

@@ -64,7 +64,7 @@ static void accepted(char *va, size_t len) {
     OK(pf_register(domain, va, len, &reg));
     OK(pf_reg_destroy(reg));
     OK(pf_pool_create(NULL, &pool_opts, &pool));
-    CHECK(OK(pf_pool_add(pool, va, len, 0)) == (long)(len / page));
+    CHECK(VALUE(pf_pool_add(pool, va, len, 0)) == (long)(len / page));
     OK(pf_pool_cache(pool, &cache));
     OK(pf_get(cache, &block));
     memset(block.va, 1, block.len);

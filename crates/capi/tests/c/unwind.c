@@ -28,7 +28,7 @@ static void hook(void *arg, const struct pf_event *event) {
     do {                                                                                           \
         int before = hooks;                                                                        \
         pf_trace_set(hook, #call, NULL);                                                           \
-        OK(call);                                                                                  \
+        VALUE(call);                                                                              \
         pf_trace_set(NULL, NULL, NULL);                                                            \
         if (hooks == before) {                                                                     \
             fprintf(stderr, "no event: %s\n", #call);                                              \
@@ -99,11 +99,11 @@ __attribute__((noinline)) static void calls(void) {
     struct pf_completion done;
     TRACED(pf_submit(queue, &read, 1));
     TRACED(pf_queue_wait(queue, UINT64_MAX));
-    CHECK(OK(pf_complete(queue, &done, 1)) == 1);
-    OK(pf_submit(queue, &read, 1));
+    CHECK(VALUE(pf_complete(queue, &done, 1)) == 1);
+    VALUE(pf_submit(queue, &read, 1));
     int before = hooks;
     pf_trace_set(hook, "pf_complete", NULL);
-    while (OK(pf_complete(queue, &done, 1)) == 0)
+    while (VALUE(pf_complete(queue, &done, 1)) == 0)
         usleep(1000);
     pf_trace_set(NULL, NULL, NULL);
     CHECK(hooks > before);
