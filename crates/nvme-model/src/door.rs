@@ -189,6 +189,8 @@ pub enum ModelEvent<'a> {
         queue: u16,
         /// The command identifier.
         cid: u16,
+        /// The head of the completion queue, as its doorbell says.
+        head: u32,
     },
 }
 

@@ -61,6 +61,8 @@ pub enum Fault {
     Reorder(u32),
     /// The command is executed after this time.
     Delay(Duration),
+    /// The command is executed, together with those that come meanwhile, after this time.
+    Burst(Duration),
     /// The controller reports an asynchronous event, by DW0 of its completion, if a request for one
     /// is outstanding and the log page that it names is read; then the command is executed.
     Event(u32),

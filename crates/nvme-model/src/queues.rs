@@ -211,9 +211,9 @@ impl Queues {
         }
     }
 
-    /// Completes a command; returns whether its completion waits for a free entry. Otherwise
-    /// `observe` is told of it before it is written. The commands of a deleted queue have no
-    /// completions.
+    /// Completes a command; returns the head of its completion queue if its completion waits for a
+    /// free entry. Otherwise `observe` is told of it before it is written. The commands of a deleted
+    /// queue have no completions.
     pub(crate) fn complete(
         &mut self,
         registers: &RegisterFile,
@@ -221,11 +221,11 @@ impl Queues {
         command: CommandId,
         result: CommandResult,
         observe: impl FnOnce(&Cqe),
-    ) -> Result<bool, BusFault> {
+    ) -> Result<Option<u32>, BusFault> {
         let Some(Some(sq)) = self.submission.get(usize::from(command.queue)) else {
-            return Ok(false);
+            return Ok(None);
         };
-        let Some(Some(cq)) = self.completion.get_mut(usize::from(sq.cq)) else { return Ok(false) };
+        let Some(Some(cq)) = self.completion.get_mut(usize::from(sq.cq)) else { return Ok(None) };
         // Of one that waits for a free entry too: its queue may be deleted until then.
         registers.set_end(command.queue, Doorbell::SubmissionTail, sq.head);
         let cqe = Cqe {
@@ -236,6 +236,7 @@ impl Queues {
             cid: U16::new(command.cid),
             status_phase: U16::new(result.status.bits() << 1),
         };
-        cq.add(registers, bus, cqe, observe).map(|written| !written)
+        let written = cq.add(registers, bus, cqe, observe)?;
+        Ok((!written).then(|| registers.doorbell(sq.cq, Doorbell::CompletionHead)))
     }
 }

@@ -120,8 +120,8 @@ kinds! {
          CAP.DSTRD); notify only queues that are enabled, after DRIVER_OK"
         "NVM Express over PCIe 1.0, 3.1.2; virtio 1.2, 4.1.5.2";
     CQ_FULL "completion-queue-full" Warning
-        "submit no more commands than the completion queue has free entries: completions wait, and \
-         with them the device"
+        "submit no more commands than the completion queue has free entries, and set its doorbell to \
+         the entry after the last one that was taken: completions wait, and with them the device"
         "NVM Express Base 2.0, 3.3.1.2";
     ENTRY_CHANGED "entry-changed" Error
         "leave an entry unchanged until a completion's SQHD has passed it, a descriptor until its \
@@ -131,11 +131,12 @@ kinds! {
         "choose a command identifier that no outstanding command of the queue has"
         "NVM Express Base 2.0, 3.3.3.1; virtio 1.2, 2.7.13";
     QUEUE_UNMAPPED "queue-unmapped" Error
-        "delete the queue, or disable or reset the device, before its memory is unmapped"
+        "delete the queue, or reset the device or disable it and wait for CSTS.RDY 0, before its memory \
+         is unmapped"
         "NVM Express Base 2.0, 5.5; virtio 1.2, 3.3.1";
     QUEUE_LIMIT "queue-limit" Error
         "create no more queues than Set Features (Number of Queues) granted, of at most CAP.MQES + \
-         1 entries; of virtio of a power of two, at most queue_size"
+         1 entries, whose sizes are in CC: IOSQES 6 and IOCQES 4; of virtio of a power of two, at most queue_size"
         "NVM Express Base 2.0, 5.27.1.5; virtio 1.2, 4.1.4.3";
     QUEUE_ORDER "queue-order" Error
         "create the completion queue first and delete it last; enable virtqueues after FEATURES_OK and \

@@ -92,6 +92,8 @@ knobs! {
     Cfs "cfs": 0..=4_000_000_000, 0, [38*0, 1*3, 1*40];
     /// The I/O command at which the device is removed; 0 is none.
     Remove "remove": 0..=4_000_000_000, 0, [38*0, 1*5, 1*50];
+    /// How long I/O commands are gathered that then complete together.
+    BurstUs "burst-us": 0..=10_000_000, 0, [8*0, 1*100, 1*500];
 }
 
 impl Rule {
@@ -357,6 +359,16 @@ impl Behaviour {
         inject(Fault::Reorder(3), Box::new(one_in(2, At::Reorder, true)));
         inject(Fault::Event(EVENT), Box::new(one_in(4, At::Events, true)));
         inject(Fault::SpuriousInterrupts, Box::new(one_in(5, At::Spurious, false)));
+        let burst = self.value(At::BurstUs);
+        let watched = watch.clone();
+        let gathers = move |info: &CommandInfo| {
+            let hit = burst > 0 && info.queue != 0;
+            if hit {
+                watched.expect_unchanged((info.queue, info.cid));
+            }
+            hit
+        };
+        inject(Fault::Burst(Duration::from_micros(burst)), Box::new(gathers));
     }
 
     /// Returns the knobs, for reports.
@@ -461,7 +473,8 @@ mod tests {
         let media = Arc::new(MemoryMedia::new(1 << 20));
         let config = ModelConfig::new(vec![Namespace::new(media, 512).unwrap()]);
         let model = ModelController::spawn(WatchedBus(watch.clone()), config).unwrap();
-        let named = ["late-us=77", "cfs=5", "remove=6", "crd=2"].map(|text| text.parse().unwrap());
+        let named = ["late-us=77", "cfs=5", "remove=6", "crd=2", "burst-us=99"]
+            .map(|text| text.parse().unwrap());
         Behaviour::new(None, 0, &named, &device(1 << 20)).apply(&model.faults(), &watch);
         let rules = format!("{:?}", model.faults());
         // The first that applies is taken: an end of the device is not delayed.
@@ -474,6 +487,7 @@ mod tests {
             "fault: Reorder(3)",
             "fault: Event(66816)",
             "fault: SpuriousInterrupts",
+            "fault: Burst(99µs)",
         ];
         let places: Vec<_> = expected.iter().map(|text| rules.find(text)).collect();
         assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{places:?} {rules}");

@@ -63,6 +63,7 @@ pub(crate) fn start(
         block_bytes,
         page_size: PAGE << config.mpsmin,
         mdts: config.mdts,
+        mqes: config.mqes,
         has_sgls: config.sgls != SglSupport::Unsupported,
     };
     let (watch, irqs) = (port.watch.clone(), port.irqs.clone());

@@ -120,6 +120,16 @@ impl Space {
         inner.maps.values().filter(is_it).cloned().collect()
     }
 
+    /// Returns the address that is mapped to `vaddr` of a process, if one is.
+    pub(crate) fn mapped_to(&self, vaddr: u64) -> Option<u64> {
+        let inner = self.inner();
+        let mut starts = inner.maps.values().filter_map(|entry| {
+            let own = Span::new(entry.vaddr, entry.span.len())?;
+            own.contains(vaddr).then(|| entry.span.first + (vaddr - own.first))
+        });
+        starts.next()
+    }
+
     /// Returns how many mappings there are of the page at `vaddr` of a process.
     pub(crate) fn copies(&self, pid: u32, vaddr: u64) -> usize {
         self.inner().copies.get(&(pid, vaddr)).copied().unwrap_or(0)
@@ -299,6 +309,8 @@ mod tests {
         assert_eq!(of(0x6ffff, 2), [0x2000, 0x5000]);
         assert_eq!(of(0x71000, 1), [0x5000]);
         assert!(of(0x72000, 0x1000).is_empty());
+        let mapped = [0x6ffff, 0x70008, 0x71fff, 0x72000].map(|at| space.mapped_to(at));
+        assert_eq!(mapped, [None, Some(0x2008), Some(0x6fff), None]);
         // As after an exec.
         let other = Arc::new(Memory::of(std::process::id()).unwrap());
         assert!(space.of_memory(&other, Span::new(0x70000, 1).unwrap()).is_empty());

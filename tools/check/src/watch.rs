@@ -416,11 +416,28 @@ impl Watch {
         wrong.at.iter().any(|span| span.contains(at)).then(|| wrong.text.clone())
     }
 
-    /// Describes the request that the device executes.
-    fn current(&self) -> Vec<String> {
+    /// Describes the request that the device executes, or the queue of which it accesses an entry.
+    fn current(&self, at: u64) -> Vec<String> {
         let state = self.state();
-        let known = state.current.and_then(|(id, _)| state.in_flight.get(&id));
-        vec![known.map_or("an entry of a queue".to_owned(), |known| known.request.to_string())]
+        if let Some(known) = state.current.and_then(|(id, _)| state.in_flight.get(&id)) {
+            return vec![known.request.to_string()];
+        }
+        let queue = state.queues.iter().find(|(_, memory)| memory.contains(at));
+        vec![queue.map_or("an entry of a queue".to_owned(), |((what, id), memory)| {
+            format!("an entry of {what} {id}, which is in {memory}")
+        })]
+    }
+
+    /// Adds the way out where a device is given the address that the program has itself.
+    fn with_own_address(&self, at: u64, mut details: Vec<String>) -> Vec<String> {
+        let mapped = self.space().and_then(|space| space.mapped_to(at));
+        details.extend(mapped.map(|iova| {
+            format!(
+                "{at:#x} is the program's own address of what is mapped at {iova:#x}: a device takes \
+                 that of the map (iova)"
+            )
+        }));
+        details
     }
 
     fn faulted(&self, fault: &Fault, len: usize, access: BusAccess) {
@@ -431,7 +448,7 @@ impl Watch {
         if let Fault::Unmapped(at, None) | Fault::Direction(at, _) = fault
             && let Some(text) = self.explanation(*at)
         {
-            self.add(&findings::PRP, text, || self.current());
+            self.add(&findings::PRP, text, || self.with_own_address(*at, self.current(*at)));
             return;
         }
         match fault {
@@ -439,7 +456,7 @@ impl Watch {
                 let text = format!("the device {verb} {at:#x}, whose map was refused");
                 let error = std::io::Error::from_raw_os_error(*errno);
                 self.add(&findings::MAP_REFUSED, text, || {
-                    let mut details = self.current();
+                    let mut details = self.current(*at);
                     details.push(format!("the map of {span} by {}: {error}", site.describe()));
                     details
                 });
@@ -448,16 +465,19 @@ impl Watch {
                 let bytes = counted(len, "byte");
                 let text = format!("the device {verb} {bytes} at {at:#x}, which is not mapped");
                 self.add(&findings::UNMAPPED, text, || {
-                    let mut details = self.current();
-                    details.extend(past.as_ref().map(|past| {
-                        format!("{} was unmapped by {}", past.span, past.site.describe())
-                    }));
+                    let mut details = self.current(*at);
+                    match past {
+                        None => details = self.with_own_address(*at, details),
+                        Some(Past { span, site, .. }) => {
+                            details.push(format!("{span} was unmapped by {}", site.describe()));
+                        }
+                    }
                     details
                 });
             }
             Fault::Direction(at, entry) => {
                 let text = format!("the device {verb} {at:#x}, which is not mapped for that");
-                self.add(&findings::DIRECTION, text, || self.with_map(entry));
+                self.add(&findings::DIRECTION, text, || self.with_map(*at, entry));
             }
             Fault::Gone(at, entry) => {
                 let text = format!(
@@ -466,7 +486,7 @@ impl Watch {
                 );
                 // A process that has ended uses no memory, and its device is being closed.
                 if entry.memory.is_alive() {
-                    self.add(&findings::MEMORY_GONE, text, || self.with_map(entry));
+                    self.add(&findings::MEMORY_GONE, text, || self.with_map(*at, entry));
                 } else {
                     self.state().orphaned(access);
                 }
@@ -474,8 +494,8 @@ impl Watch {
         }
     }
 
-    fn with_map(&self, entry: &Entry) -> Vec<String> {
-        let mut details = self.current();
+    fn with_map(&self, at: u64, entry: &Entry) -> Vec<String> {
+        let mut details = self.current(at);
         details.push(format!("{} was mapped by {}", entry.span, entry.site.describe()));
         details
     }
@@ -506,8 +526,8 @@ impl Watch {
                 at.raw()
             );
             self.add(&findings::REMAPPED, text, || match space.at(at.raw()) {
-                Some(entry) => self.with_map(&entry),
-                None => self.current(),
+                Some(entry) => self.with_map(at.raw(), &entry),
+                None => self.current(at.raw()),
             });
         }
         Ok(())

@@ -156,7 +156,7 @@ impl<B: Bus> Engine<B> {
     /// Returns how long until the next held command is due, if one waits for a time.
     fn next_due(&self) -> Option<Duration> {
         let time = |held: &HeldCommand| match held.due {
-            Due::At(at) => Some(at),
+            Due::At(at) | Due::Burst(at) => Some(at),
             Due::Release | Due::Index(_) => None,
         };
         let next = self.held.iter().filter_map(time).chain(self.ready_at).min()?;
@@ -274,6 +274,15 @@ impl<B: Bus> Engine<B> {
                 self.held.push(HeldCommand { queue: id, command: *command, due });
                 None
             }
+            Fault::Burst(time) => {
+                let begun = self.held.iter().find_map(|held| match held.due {
+                    Due::Burst(at) => Some(at),
+                    _ => None,
+                });
+                let due = Due::Burst(begun.unwrap_or_else(|| Instant::now() + time));
+                self.held.push(HeldCommand { queue: id, command: *command, due });
+                None
+            }
             Fault::Event(dword) => {
                 let [.., page, _] = dword.to_le_bytes();
                 // Otherwise they would pile up where the host takes no events.
@@ -358,7 +367,7 @@ impl<B: Bus> Engine<B> {
         let is_due = |held: &mut HeldCommand| match held.due {
             Due::Release => released,
             Due::Index(at) => idle || at <= index,
-            Due::At(at) => at <= now,
+            Due::At(at) | Due::Burst(at) => at <= now,
         };
         let due: Vec<_> = self.held.extract_if(.., is_due).collect();
         for HeldCommand { queue, command, .. } in &due {
@@ -453,6 +462,8 @@ pub(super) enum Due {
     Index(u64),
     /// At this time.
     At(Instant),
+    /// At this time, with all others of the burst.
+    Burst(Instant),
 }
 
 #[derive(Debug)]
@@ -567,8 +578,9 @@ impl<B: Bus> Engine<B> {
         let CommandId { queue, cid } = command;
         let observer = self.observer.as_deref();
         let observe = |cqe: &Cqe| completing(observer, cqe);
-        if self.queues.complete(&self.registers, &self.bus, command, result, observe)? {
-            self.observe(&ModelEvent::CompletionQueueFull { queue, cid });
+        let full = self.queues.complete(&self.registers, &self.bus, command, result, observe)?;
+        if let Some(head) = full {
+            self.observe(&ModelEvent::CompletionQueueFull { queue, cid, head });
         }
         Ok(())
     }

@@ -309,7 +309,7 @@ fn rig_with_a_full_queue() -> (Rig, Arc<Mutex<Vec<Completion>>>) {
         ModelEvent::Completing { queue: 1, cid, .. } => {
             log.lock().unwrap().push(Completion::IsWritten(cid));
         }
-        ModelEvent::CompletionQueueFull { queue: 1, cid } => {
+        ModelEvent::CompletionQueueFull { queue: 1, cid, head: 0 } => {
             log.lock().unwrap().push(Completion::Waits(cid));
         }
         _ => {}
@@ -366,6 +366,33 @@ fn delayed_commands_complete_when_they_are_due() {
     rig.identify();
     rig.wait("an interrupt", |rig| rig.raised.0.load(Ordering::SeqCst) == 1);
     assert!(start.elapsed() >= delay);
+}
+
+#[test]
+fn commands_of_a_burst_complete_together() {
+    use pinfold_nvme_model::{Fault, Trigger};
+    let rig = rig(|_| {});
+    let time = Duration::from_millis(60);
+    rig.model.faults().inject(Trigger::Matches(Box::new(|_| true)), Fault::Burst(time));
+    rig.enable();
+    for slot in 0..3u8 {
+        let mut command = [0; 64];
+        (command[0], command[2], command[40]) = (6, slot, 1);
+        command[24..32].copy_from_slice(&0x3000u64.to_le_bytes());
+        rig.memory.write(Iova::new(0x1000 + u64::from(slot) * 64), &command).unwrap();
+    }
+    let start = Instant::now();
+    rig.window.store(DOORBELL, 3);
+    rig.wait("an interrupt", |rig| rig.raised.0.load(Ordering::SeqCst) > 0);
+    assert!(start.elapsed() >= time);
+    let phases = [0x200e, 0x201e, 0x202e].map(|at| rig.memory.0.lock().unwrap()[at] & 1);
+    assert_eq!(phases, [1; 3]);
+    // The next one begins another burst.
+    let start = Instant::now();
+    rig.window.store(DOORBELL + 4, 3);
+    rig.submit(3, 6, 1);
+    rig.completion(3);
+    assert!(start.elapsed() >= time);
 }
 
 // What a hostile device does.

@@ -27,6 +27,8 @@ pub(crate) struct Limits {
     /// The size of a page (CC.MPS).
     pub(crate) page_size: u64,
     pub(crate) mdts: u8,
+    /// CAP.MQES.
+    pub(crate) mqes: u16,
     pub(crate) has_sgls: bool,
 }
 
@@ -59,20 +61,14 @@ impl fmt::Display for Submitted {
         let queue = *queue;
         let cid = command.cid.get();
         let range = || format!("{} at {}", counted(command.blocks(), "block"), command.slba());
+        let (id, entries) =
+            (command.cdw10.get() & 0xffff, u64::from(command.cdw10.get() >> 16) + 1);
         let what = match (queue, command.opcode) {
             (0, admin::IDENTIFY) => format!("identify {:#x}", command.cdw10.get() & 0xff),
-            (0, admin::CREATE_CQ) => {
-                format!("create completion queue {}", command.cdw10.get() & 0xffff)
-            }
-            (0, admin::CREATE_SQ) => {
-                format!("create submission queue {}", command.cdw10.get() & 0xffff)
-            }
-            (0, admin::DELETE_CQ) => {
-                format!("delete completion queue {}", command.cdw10.get() & 0xffff)
-            }
-            (0, admin::DELETE_SQ) => {
-                format!("delete submission queue {}", command.cdw10.get() & 0xffff)
-            }
+            (0, admin::CREATE_CQ) => format!("create completion queue {id} of {entries} entries"),
+            (0, admin::CREATE_SQ) => format!("create submission queue {id} of {entries} entries"),
+            (0, admin::DELETE_CQ) => format!("delete completion queue {id}"),
+            (0, admin::DELETE_SQ) => format!("delete submission queue {id}"),
             (0, admin::GET_LOG_PAGE) => format!("get log page {:#x}", command.cdw10.get() & 0xff),
             (0, opcode) => format!("admin command {opcode:#04x}"),
             (_, nvm::READ) => format!("read of {}", range()),
@@ -195,6 +191,12 @@ impl Observing {
         };
         let wrong = match status {
             Status::PRP_OFFSET_INVALID => self.watch.wrong((queue, command.cid.get())),
+            Status::INVALID_QUEUE_SIZE
+                if (1..=self.limits.mqes.into()).contains(&(command.cdw10.get() >> 16)) =>
+            {
+                let text = "a queue was created while CC.IOSQES or CC.IOCQES was not the size of its entries";
+                Some(text.to_owned())
+            }
             _ => None,
         };
         let text = wrong.unwrap_or_else(|| format!("the controller refused a command: {status}"));
@@ -301,8 +303,11 @@ impl Observer for Observing {
                 // Its SQHD is past all entries that were fetched.
                 watch.entries_released(queue);
             }
-            ModelEvent::CompletionQueueFull { queue, .. } => {
-                let text = format!("the completion queue of submission queue {queue} is full");
+            ModelEvent::CompletionQueueFull { queue, head, .. } => {
+                let text = format!(
+                    "the completion queue of submission queue {queue} is full: its doorbell has \
+                     released the entries before entry {head}"
+                );
                 watch.add(&findings::CQ_FULL, text, Vec::new);
             }
             _ => {}

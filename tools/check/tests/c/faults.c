@@ -327,9 +327,101 @@ static void prp(void)
 	CHECK(!map(FREE, 4, BOTH));
 	struct sqe c = rw(2, 1, AT(FREE), AT(FREE + 1) + (wrong ? 8 : 0), 0, 16);
 	run(&io, &c);
-	/* A list that crosses the end of its page. */
-	*(uint64_t *)(BUF(FREE + 3) + PAGE - 8) = AT(FREE + 1);
 	CHECK(!unmap(FREE, 4));
+	stop();
+}
+/* A list of three entries that crosses the end of its page: the last one there is the next list's address. */
+static void prp_cross(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 7, BOTH));
+	uint64_t *list = (void *)(BUF(FREE + 4) + PAGE - 16), *next = (void *)BUF(FREE + 5);
+	list[0] = AT(FREE + 1);
+	list[1] = wrong ? AT(FREE + 2) : AT(FREE + 5);
+	next[0] = wrong ? AT(FREE + 3) : AT(FREE + 2);
+	next[1] = AT(FREE + 3);
+	struct sqe c = rw(2, 1, AT(FREE), AT(FREE + 5) - 16, 0, 32);
+	run(&io, &c);
+	CHECK(!unmap(FREE, 7));
+	stop();
+}
+/* The address of the program, instead of the map's. */
+static void own_address(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	struct sqe c = rw(2, 1, wrong ? (uintptr_t)BUF(FREE) : AT(FREE), 0, 0, 8);
+	run(&io, &c);
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+/* A queue of two pages, of which the second one is not mapped. */
+static void short_queue(void)
+{
+	start(ENTRIES);
+	int pages = wrong ? 1 : 2;
+	memset(BUF(FREE), 0, 4 * PAGE);
+	CHECK(!map(FREE, pages, BOTH) && !map(FREE + 2, 2, BOTH));
+	CHECK(!create_cq(2, FREE + 2, 128, 0) && !create_sq(2, FREE, 128, 2));
+	struct queue second = { .sq = (void *)BUF(FREE), .cq = (void *)BUF(FREE + 2), .phase = 1, .entries = 128, .cq_entries = 128, .id = 2 };
+	for (int i = 0; i < 65; i++) {
+		struct sqe c = read_to(i, FREE + 3);
+		queue(&second, &c);
+		doorbell(&second);
+		if (wrong && i == 64) break;
+		CHECK(!complete(&second, NULL));
+	}
+	if (wrong) { for (int i = 0; !(reg(0x1c) & 2); i++) { CHECK(i < 1000000); usleep(10); } set(0x14, 0); wait_ready(0); }
+	else { CHECK(!delete_queue(0, 2) && !delete_queue(4, 2)); shut_down(); set(0x14, 0); wait_ready(0); }
+	CHECK(!unmap(FREE, pages) && !unmap(FREE + 2, 2) && !unmap(0, FREE));
+}
+/* The sizes of entries are left out of CC. */
+static void entry_sizes(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	if (wrong) { set(0x14, reg(0x14) & ~0xff0000); pause_us(20000); }
+	create_cq(2, FREE, ENTRIES, 0);
+	if (!wrong) CHECK(!delete_queue(4, 2));
+	set(0x14, 1 | 6 << 16 | 4 << 20);
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+/* The doorbell of a completion queue is not rung: after three the fourth has no place. */
+static void head_not_rung(void)
+{
+	start(wrong ? 4 : 8);
+	CHECK(!map(FREE, 1, BOTH));
+	for (int i = 0; i < 4; i++) {
+		struct sqe c = read_to(i, FREE);
+		BUF(FREE)[0] = 0xff;
+		queue(&io, &c);
+		doorbell(&io);
+		volatile struct cqe *done = &io.cq[i];
+		for (int n = 0; i < 3 ? (done->status & 1) == 0 : BUF(FREE)[0] == 0xff; n++) { CHECK(n < 2000000); usleep(5); __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+	}
+	/* The finding is there when the device has executed another command. */
+	CHECK(!run(&admin, &(struct sqe){ .opcode = 6, .cid = 7, .prp1 = AT(IDENTIFY), .cdw10 = 1 }));
+	for (int i = 0; i < 4; i++) complete(&io, NULL);
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void doorbell_deleted(void)
+{
+	start(ENTRIES);
+	CHECK(!delete_queue(0, 1));
+	if (wrong) { ring(&io, 0, 1); pause_us(20000); }
+	CHECK(!delete_queue(4, 1));
+	stop();
+}
+static void sq_before_cq(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 2, BOTH));
+	if (!wrong) CHECK(!create_cq(2, FREE, ENTRIES, 0));
+	create_sq(2, FREE + 1, ENTRIES, 2);
+	if (!wrong) CHECK(!delete_queue(0, 2) && !delete_queue(4, 2));
+	CHECK(!unmap(FREE, 2));
 	stop();
 }
 /* Three pages: the list is in the fourth, or PRP2 is the second page instead. */
@@ -646,6 +738,8 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "bus-master-off", bus_master_off }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
 	{ "prp-list", prp_list }, { "prp-page", prp_page }, { "prp-second", prp_second }, { "prp-entry", prp_entry },
 	{ "exit-in-flight", exit_in_flight }, { "close-in-flight", close_in_flight }, { "disable-in-flight", disable_in_flight }, { "reset-at-once", reset_at_once }, { "full-at-disable", full_at_disable },
+	{ "prp-cross", prp_cross }, { "own-address", own_address }, { "short-queue", short_queue }, { "entry-sizes", entry_sizes },
+	{ "head-not-rung", head_not_rung }, { "doorbell-deleted", doorbell_deleted }, { "sq-before-cq", sq_before_cq },
 	{ "list-changed", list_changed }, { "list-unmapped", list_unmapped },
 	{ "munmap", gone_munmap }, { "mremap", gone_mremap }, { "madvise", gone_madvise }, { "fallocate", gone_fallocate },
 	{ "ftruncate", gone_ftruncate }, { "mmap", gone_mmap }, { "beside", beside },

@@ -154,6 +154,8 @@ planted! {
 #[test]
 fn what_a_device_takes_prp2_for_is_said() {
     for (fault, words) in [
+        // Its second entry is the last one of a page, and so the address of the next list.
+        ("prp-cross", ["for a list of 3 entries, of which entry 2 is 0x0", "was ever mapped"]),
         // The second page, which the device may only write.
         ("prp-list", ["for a list of 2 entries", "is not mapped for it to be read"]),
         // The second page, whose contents are taken for entries.
@@ -171,6 +173,27 @@ fn what_a_device_takes_prp2_for_is_said() {
                 || detail.ends_with(" (the second page)"),
             "{finding:#}"
         );
+    }
+}
+
+#[test]
+fn a_finding_leads_to_the_mistake() {
+    for (fault, id, words) in [
+        // The address that the program has itself, and the map's.
+        ("own-address", "dma-unmapped", "own address of what is mapped at 0x108000: "),
+        (
+            "short-queue",
+            "dma-unmapped",
+            "an entry of submission queue 2, which is in 0x108000 to 0x109fff",
+        ),
+        ("entry-sizes", "queue-limit", "while CC.IOSQES or CC.IOCQES was not the size"),
+        ("entry-sizes", "queue-limit", "create completion queue 2 of 32 entries; "),
+        ("head-not-rung", "completion-queue-full", "the entries before entry 0"),
+        ("doorbell-deleted", "doorbell-queue", "submission queue 1 (0x1008) was written"),
+        ("sq-before-cq", "queue-order", "create submission queue 2 of 32 entries; "),
+    ] {
+        let finding = planted_as("faults", PLAIN, fault, id, &[]);
+        assert!(finding.to_string().contains(words), "{words}: {finding:#}");
     }
 }
 
@@ -630,6 +653,7 @@ fn this_program_copies_whatever_the_knobs() {
     assert!(commands("retry=4,crd=1,crdt1=1,late=0,mdts=5") > commands("late=0,mdts=5") + 2);
     copies_with("not-ready-ms=30,crdt1=1");
     copies_with("spurious=1,events=1,aerl=0,scatter=1,reorder=2,late=2,late-us=50");
+    copies_with("burst-us=200,late=0");
     let start = std::time::Instant::now();
     copies_with("to=4,ready-ms=1700");
     assert!(start.elapsed().as_millis() >= 1700);
