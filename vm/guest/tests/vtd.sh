@@ -69,6 +69,34 @@ vtd_kernel_reads_pinfold_data() {
     head -c 5001000 $node | cmp /tmp/a -
 }
 
+# The kernel's own client, in a command whose end ends the server.
+vtd_serves_a_disk() {
+    nbd_disk || return 0
+    leave $nvme0
+    dd if=/dev/urandom of=/tmp/in bs=1M count=8 2>/dev/null
+    cat >/tmp/client <<'END'
+nbd-client -unix "$unixsocket" /dev/nbd0
+dd if=/tmp/in of=/dev/nbd0 bs=1M seek=1 oflag=direct
+dd if=/tmp/in of=/dev/nbd0 bs=4096 seek=32768 conv=fsync
+echo 3 >/proc/sys/vm/drop_caches
+dd if=/dev/nbd0 of=/tmp/out bs=1M skip=1 count=8 iflag=direct
+cmp /tmp/in /tmp/out
+nbd-client -d /dev/nbd0
+END
+    run pinfold serve vtd:$nvme0/1 --i-own-this-machine --buffers 16M --run 'sh -e /tmp/client'
+    if grep 'refused an access' /tmp/ran; then fail "the unit has refused an access"; fi
+    same "what the unit has enabled" 0 $(($(unit_status) & 0x84000000))
+    # The kernel's NVMe driver finds the same on the disk.
+    echo $nvme0 >/sys/bus/pci/drivers/nvme/bind
+    node=$(disk $nvme0 1)
+    dd if="$node" of=/tmp/out bs=1M skip=1 count=8 iflag=direct 2>/dev/null
+    cmp /tmp/in /tmp/out
+    dd if="$node" of=/tmp/out bs=4096 skip=32768 count=2048 iflag=direct 2>/dev/null
+    cmp /tmp/in /tmp/out
+    leave $nvme0
+    note "$(grep requests /tmp/ran | tr -s ' ')"
+}
+
 # unit_status: prints the unit's global status register. QEMU's unit has its registers there.
 unit_status() { devmem $((0xfed90000 + 0x1c)) 32; }
 
