@@ -47,8 +47,9 @@ pub enum OpenError {
     },
     /// The interface has a program already.
     #[error(
-        "{interface} has an XDP program already, which is not replaced: end the program that attached it, or run \
-         `sudo ip link set dev {interface} xdp off` if nothing needs it"
+        "{interface} has an XDP program already, which is not replaced: end what attached it, or, if nothing needs it, run \
+         `sudo ip link set dev {interface} xdp off`, and then `sudo ip link set dev {interface} xdpgeneric off`, which \
+         detaches one of the generic mode; neither detaches one that a link holds: end its owner, or remove its pin"
     )]
     ProgramPresent {
         /// The interface.

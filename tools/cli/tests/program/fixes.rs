@@ -45,7 +45,8 @@ const FIXES: &[(&str, &str)] = &[
     ("tee /sys/bus/pci/", "it follows a driver that has refused its own device"),
     ("ip link set dev {interface} up", "fixes_of_links_work"),
     ("ip link set dev {interface} mtu {limit}", "fixes_of_links_work"),
-    ("ip link set dev {interface} xdp off", "it is for a program that another one attached"),
+    ("ip link set dev {interface} xdp off", "fixes_of_a_foreign_xdp_program_work"),
+    ("ip link set dev {interface} xdpgeneric off", "fixes_of_a_foreign_xdp_program_work"),
     ("ethtool -K", "it is for drivers that take tags out: a veth pair has none"),
     ("ethtool --set-channels {name} tx {}", "queues_that_are_added_are_reported"),
     ("modprobe nvme", "it is the driver of the kernel, which the measurement compares"),
@@ -324,6 +325,49 @@ fn fixes_of_links_work() {
         run(&command_in(&refused.err));
         receive().ok();
     }
+}
+
+/// Loads an XDP program that passes each packet, and pins it to its argument.
+const PINNED_PROGRAM: &str = "import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def bpf(command, attributes):
+    text = ctypes.create_string_buffer(attributes.ljust(128, b'\\0'))
+    result = libc.syscall(ctypes.c_long(int(sys.argv[2])), command, text, 128)
+    assert result >= 0, os.strerror(ctypes.get_errno())
+    return result
+code = ctypes.create_string_buffer(struct.pack('=BBhiBBhi', 0xb7, 0, 0, 2, 0x95, 0, 0, 0))
+licence, path = ctypes.create_string_buffer(b'GPL'), ctypes.create_string_buffer(sys.argv[1].encode())
+program = bpf(5, struct.pack('=IIQQ', 6, 2, ctypes.addressof(code), ctypes.addressof(licence)))
+bpf(6, struct.pack('=QI', ctypes.addressof(path), program))";
+
+#[test]
+fn fixes_of_a_foreign_xdp_program_work() {
+    let Some(_wire) = Wire::new(1, 1500) else { return };
+    let folder = Folder::new();
+    let (mount, program) = (folder.path("bpf"), folder.path("bpf/program"));
+    std::fs::create_dir(&mount).unwrap();
+    let number = if cfg!(target_arch = "x86_64") { "321" } else { "280" };
+    let mount = mount.display();
+    let load = format!(
+        "mount -t bpf bpf {mount} && exec python3 -c \"$0\" {} {number}",
+        program.display()
+    );
+    // In a mount namespace of its own the file would be gone with the command.
+    if !works(&["sh", "-c", &load, PINNED_PROGRAM]) {
+        let _ = Command::new("umount").arg(mount.to_string()).status();
+        return skipped("needs python3, and a kernel that loads programs");
+    }
+    let receive = || pinfold(&["receive", "v1", "--seconds", "100ms", "--memory", "8M"]);
+    for mode in ["xdpdrv", "xdpgeneric"] {
+        run(&format!("ip link set dev v1 {mode} pinned {}", program.display()));
+        let refused = receive();
+        assert_eq!(refused.code, Some(1), "{mode}: {refused:?}");
+        for fix in refused.err.split("`sudo ").skip(1) {
+            run(fix.split('`').next().unwrap());
+        }
+        receive().ok();
+    }
+    run(&format!("umount {mount}"));
 }
 
 #[test]
