@@ -163,6 +163,8 @@ pub(crate) struct State {
     pub(crate) prefetched: usize,
     /// Commands are not carried out.
     pub(crate) deaf: bool,
+    /// What another thread does when the queue is found to be empty, and is then disabled.
+    pub(crate) beside_no_queue: Option<Box<dyn FnOnce() + Send>>,
     /// The queue stays where it is, whatever is cleared.
     pub(crate) stuck: bool,
     /// The time, where there is a clock: a millisecond passes whenever it is read.
@@ -200,6 +202,7 @@ impl Double {
             bad_fetch: false,
             prefetched: 0,
             deaf: false,
+            beside_no_queue: None,
             stuck: false,
             clock: None,
         };
@@ -241,7 +244,15 @@ impl Registers for Double {
     fn write32(&self, offset: u32, value: u32) {
         let mut state = self.state();
         match offset {
-            GCMD => state.command(value),
+            GCMD => {
+                let ends_queue = state.gsts & !value & 1 << 26 != 0;
+                if let Some(beside) = state.beside_no_queue.take_if(|_| ends_queue) {
+                    drop(state);
+                    beside();
+                    state = self.state();
+                }
+                state.command(value);
+            }
             FSTS => {
                 // Written as 1, cleared. PPF follows the records.
                 state.fsts &= !(value & 0x7d);

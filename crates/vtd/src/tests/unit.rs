@@ -13,7 +13,7 @@ use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::{Domain, NotQuiesced};
 use pinfold_core::invalidate::WaitLimit;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub(super) const DEVICE: SourceId = SourceId::new(0, 4, 0);
@@ -123,6 +123,27 @@ fn a_flush_before_enable_is_submitted_after_it() {
         // SAFETY: no device is active.
         unsafe { unit.disable() }.unwrap();
     }
+}
+
+#[test]
+fn a_flush_beside_disable_is_submitted_after_the_next_enable() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, _) = domain(&unit);
+    let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+    let revoked = Arc::new(Mutex::new(None));
+    let (keeps, its) = (revoked.clone(), double.clone());
+    let beside = move || {
+        // The unit would not come to it any more.
+        its.state().holds = true;
+        *keeps.lock().unwrap() = Some(mapping.revoke());
+    };
+    double.state().beside_no_queue = Some(Box::new(beside));
+    // SAFETY: no device is active.
+    unsafe { unit.disable() }.unwrap();
+    double.state().holds = false;
+    unit.enable().unwrap();
+    let revoked = revoked.lock().unwrap().take();
+    drop(revoked.expect("the queue was disabled").wait().unwrap());
 }
 
 #[test]
@@ -262,6 +283,22 @@ fn a_unit_without_flushes_of_pages_flushes_the_domain() {
     double.state().log.clear();
     drop(mapping.unmap().unwrap());
     assert_eq!(double.state().log, ["iotlb 2", "wait"]);
+}
+
+/// MAMV: the double refuses a descriptor with more.
+#[test]
+fn a_flush_names_no_more_pages_than_the_unit_allows() {
+    for (largest, flushes) in [(18, 1), (2, 1), (1, 2), (0, 4)] {
+        let (double, unit) = enabled::<Coherent>(CAP & !(0x3f << 48) | largest << 48, ECAP);
+        let (domain, _) = domain(&unit);
+        let mapping = domain.map(Payload::new(4), FromDevice).unwrap();
+        // Its table page stays.
+        let _other = domain.map(Payload::new(1), FromDevice).unwrap();
+        double.state().log.clear();
+        drop(mapping.unmap().unwrap());
+        let log = double.state().log.clone();
+        assert_eq!(log, [&["iotlb 3"; 4][..flushes], &["wait"]].concat(), "{largest}");
+    }
 }
 
 #[test]
