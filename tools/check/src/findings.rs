@@ -116,7 +116,7 @@ kinds! {
          whose SQHD has passed it: the device may refuse the value, or miss commands"
         "NVM Express Base 2.0, 5.2 (Invalid Doorbell Write Value)";
     DOORBELL_QUEUE "doorbell-queue" Error
-        "ring only doorbells of queues that exist, at 1000h + (2 * queue + is completion) * (4 << \
+        "ring only doorbells of queues that exist (the admin queues do when CSTS.RDY is 1), at 1000h + (2 * queue + is completion) * (4 << \
          CAP.DSTRD); notify only queues that are enabled, after DRIVER_OK"
         "NVM Express over PCIe 1.0, 3.1.2; virtio 1.2, 4.1.5.2";
     CQ_FULL "completion-queue-full" Warning
@@ -188,7 +188,8 @@ kinds! {
         "set bit 2 of the command register: VFIO leaves it clear"
         "PCI Local Bus 3.0, 6.2.2";
     NO_EVENTFD "interrupt-lost" Warning
-        "set an eventfd for each interrupt that a queue raises, by VFIO_DEVICE_SET_IRQS"
+        "set an eventfd for each interrupt that a queue raises, by VFIO_DEVICE_SET_IRQS, and unmask \
+         INTx after each one"
         "linux/vfio.h VFIO_DEVICE_SET_IRQS";
     RESET_IN_FLIGHT "reset-in-flight" Warning
         "wait for the commands, or delete their queues, before the device is reset, disabled or \

@@ -128,6 +128,21 @@ impl Irqs {
         }
     }
 
+    /// Returns what is wrong where an interrupt was raised and has waited for its unmasking since.
+    pub(crate) fn waiting(&self) -> Option<&'static str> {
+        let state = self.state();
+        if state.pending {
+            Some(
+                "INTx was raised while it was masked, as it is by each delivery until \
+                 VFIO_IRQ_SET_ACTION_UNMASK",
+            )
+        } else if !state.held.is_empty() {
+            Some("an interrupt was raised while the MSI-X table masked it")
+        } else {
+            None
+        }
+    }
+
     fn is_masked(&self, vector: u16) -> bool {
         let at = self.table + u32::from(vector) * TABLE_ENTRY + TABLE_CONTROL;
         self.memory.load(at) & 1 != 0
@@ -244,12 +259,13 @@ mod tests {
         let (first, a) = event();
         irqs.set(MSIX, 0, vec![a]);
         memory.store(256 + 12, 1);
+        assert_eq!(irqs.waiting(), None);
         irqs.raise(0);
         irqs.deliver_held();
-        assert!(!has(&first));
+        assert!(!has(&first) && irqs.waiting().is_some_and(|text| text.contains("MSI-X")));
         memory.store(256 + 12, 0);
         irqs.deliver_held();
-        assert!(has(&first));
+        assert!(has(&first) && irqs.waiting().is_none());
         irqs.deliver_held();
         assert!(!has(&first));
     }
@@ -260,11 +276,11 @@ mod tests {
         let (first, a) = event();
         irqs.set(INTX, 0, vec![a]);
         irqs.raise(3);
-        assert!(has(&first));
+        assert!(has(&first) && irqs.waiting().is_none());
         irqs.raise(3);
-        assert!(!has(&first));
+        assert!(!has(&first) && irqs.waiting().is_some_and(|text| text.contains("INTx")));
         irqs.unmask();
-        assert!(has(&first));
+        assert!(has(&first) && irqs.waiting().is_none());
         irqs.unmask();
         assert!(!has(&first));
         irqs.mask();

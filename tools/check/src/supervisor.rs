@@ -69,7 +69,7 @@ impl Supervisor {
             let now = Instant::now();
             if end.is_some_and(|end| now >= end) {
                 if ending != Some(Ending::TimeLimit) {
-                    self.report_ignored_failures();
+                    self.report_hangs();
                 }
                 ending = Some(Ending::TimeLimit);
                 kill_descendants();
@@ -113,12 +113,19 @@ impl Supervisor {
         Ok(ending)
     }
 
-    /// Reports the devices that have failed and that the program still uses at the time limit.
-    fn report_ignored_failures(&self) {
+    /// Reports what a program may wait for at the time limit: a device that has failed, and an
+    /// interrupt that is masked.
+    fn report_hangs(&self) {
         for function in &self.kernel.shared.functions {
-            if function.is_open() && function.watch.has_failed() {
+            if !function.is_open() {
+                continue;
+            }
+            if function.watch.has_failed() {
                 let text = "the device had failed or was removed, and was in use at the time limit";
                 function.watch.add(&findings::FAILURE_IGNORED, text.to_owned(), Vec::new);
+            }
+            if let Some(text) = function.irqs.waiting() {
+                function.watch.add(&findings::NO_EVENTFD, text.to_owned(), Vec::new);
             }
         }
     }

@@ -190,6 +190,11 @@ impl Observing {
             _ => return,
         };
         let wrong = match status {
+            _ if command.as_bytes().iter().all(|byte| *byte == 0) => {
+                let text = "the controller refused an entry of zeroes, which the driver has not written: \
+                            the sizes of queues (AQA, CDW10) are 0-based, or a tail is ahead";
+                Some(text.to_owned())
+            }
             Status::PRP_OFFSET_INVALID => self.watch.wrong((queue, command.cid.get())),
             Status::INVALID_QUEUE_SIZE
                 if (1..=self.limits.mqes.into()).contains(&(command.cdw10.get() >> 16)) =>
@@ -204,17 +209,20 @@ impl Observing {
     }
 
     /// Reports a doorbell whose value passes the other end of its queue.
-    fn passed(&self, at: u32, (id, kind): (u16, QueueKind), value: u32, end: u32) {
+    fn passed(&self, at: u32, (id, kind): (u16, QueueKind), value: u32, [end, entries]: [u32; 2]) {
         let what = format!("the doorbell of {kind} queue {id} ({at:#x}) was set to {value}, past");
         let (finding, text) = match kind {
             QueueKind::Completion => (
                 &findings::HEAD_AHEAD,
-                format!("{what} the last completion: the next one comes to entry {end}"),
+                format!(
+                    "{what} the last completion: the next one comes to entry {end} of {entries}"
+                ),
             ),
             QueueKind::Submission => (
                 &findings::SQ_OVERRUN,
                 format!(
-                    "{what} the head: completions have released the entries before entry {end}"
+                    "{what} the head: completions have released the entries before entry {end} of \
+                     {entries}"
                 ),
             ),
         };
@@ -273,7 +281,7 @@ impl Observer for Observing {
             }
             ModelEvent::BadDoorbell { at, queue, value, entries, passed } => {
                 match (queue, passed) {
-                    (Some(queue), Some(end)) => self.passed(at, queue, value, end),
+                    (Some(queue), Some(end)) => self.passed(at, queue, value, [end, entries]),
                     _ => self.bad_doorbell(at, queue, value, entries),
                 }
             }

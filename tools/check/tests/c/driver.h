@@ -97,17 +97,19 @@ static void use(struct queue *q, int id, int sq, int cq, uint32_t entries, uint3
 	*q = (struct queue){ .sq = (void *)BUF(sq), .cq = (void *)BUF(cq), .phase = 1, .entries = entries, .cq_entries = cq_entries, .id = id };
 }
 
-static void enable(void)
+static void enable_as(uint32_t aqa)
 {
 	set(0x14, 0);
 	wait_ready(0);
 	use(&admin, 0, ADMIN_SQ, ADMIN_CQ, ENTRIES, ENTRIES);
-	set(0x24, (ENTRIES - 1) << 16 | (ENTRIES - 1));
+	set(0x24, aqa);
 	set64(0x28, AT(ADMIN_SQ));
 	set64(0x30, AT(ADMIN_CQ));
 	set(0x14, 1 | 6 << 16 | 4 << 20);
 	wait_ready(1);
 }
+
+static void enable(void) { enable_as((ENTRIES - 1) << 16 | (ENTRIES - 1)); }
 
 static void queue(struct queue *q, const struct sqe *command)
 {

@@ -346,15 +346,17 @@ static void prp_cross(void)
 	stop();
 }
 /* The address of the program, instead of the map's. */
-static void own_address(void)
+static void own_addresses(uint64_t prp1, uint64_t prp2)
 {
 	start(ENTRIES);
-	CHECK(!map(FREE, 1, BOTH));
-	struct sqe c = rw(2, 1, wrong ? (uintptr_t)BUF(FREE) : AT(FREE), 0, 0, 8);
+	CHECK(!map(FREE, 2, BOTH));
+	struct sqe c = rw(2, 1, prp1 ? prp1 : (uintptr_t)BUF(FREE), prp2 ? prp2 : (uintptr_t)BUF(FREE + 1), 0, 16);
 	run(&io, &c);
-	CHECK(!unmap(FREE, 1));
+	CHECK(!unmap(FREE, 2));
 	stop();
 }
+static void own_address(void) { own_addresses(wrong ? 0 : AT(FREE), AT(FREE + 1)); }
+static void own_prp2(void) { own_addresses(AT(FREE), wrong ? 0 : AT(FREE + 1)); }
 /* A queue of two pages, of which the second one is not mapped. */
 static void short_queue(void)
 {
@@ -404,6 +406,54 @@ static void head_not_rung(void)
 	CHECK(!run(&admin, &(struct sqe){ .opcode = 6, .cid = 7, .prp1 = AT(IDENTIFY), .cdw10 = 1 }));
 	for (int i = 0; i < 4; i++) complete(&io, NULL);
 	CHECK(!unmap(FREE, 1));
+	stop();
+}
+/* Without the "0-based" a queue has an entry that the driver never writes. */
+static void one_too_many(void)
+{
+	open_device();
+	CHECK(!map(0, FREE, BOTH));
+	enable_as((ENTRIES - 1) << 16 | (wrong ? ENTRIES : ENTRIES - 1));
+	for (int i = 0; i < ENTRIES + 4; i++) {
+		queue(&admin, &(struct sqe){ .opcode = 6, .cid = i, .prp1 = AT(IDENTIFY), .cdw10 = 1 });
+		doorbell(&admin);
+		/* The entry's completion too, which comes with that of the last one of the driver's. */
+		complete(&admin, NULL);
+		if (wrong && admin.tail == 0) complete(&admin, NULL);
+	}
+	stop();
+}
+/* Waits until the device has taken the value of a doorbell. */
+static void seen(uint32_t at, uint32_t value)
+{
+	for (int i = 0; reg(at) == value; i++) { CHECK(i < 2000000); usleep(10); }
+}
+/* The first doorbell comes before CSTS.RDY. */
+static void early_doorbell(void)
+{
+	open_device();
+	CHECK(!map(0, FREE, BOTH));
+	enable();
+	if (wrong) { set(0x14, 0); wait_ready(0); ring(&admin, 0, 1); seen(0x1000, 1); enable(); }
+	stop();
+}
+/* Each delivery of INTx masks it: the second one waits for ever. */
+static void still_masked(void)
+{
+	struct { struct vfio_irq_set set; int fd; } irqs = { { .argsz = 24, .index = VFIO_PCI_INTX_IRQ_INDEX, .count = 1,
+		.flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER }, eventfd(0, EFD_CLOEXEC) };
+	struct vfio_irq_set unmask = { .argsz = sizeof unmask, .index = VFIO_PCI_INTX_IRQ_INDEX, .count = 1,
+		.flags = VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_UNMASK };
+	start(ENTRIES);
+	CHECK(!ioctl(device, VFIO_DEVICE_SET_IRQS, &irqs));
+	for (int i = 0; i < 3; i++) {
+		uint64_t n;
+		queue(&admin, &(struct sqe){ .opcode = 6, .cid = i, .prp1 = AT(IDENTIFY), .cdw10 = 1 });
+		doorbell(&admin);
+		CHECK(read(irqs.fd, &n, 8) == 8);
+		CHECK(!complete(&admin, NULL));
+		if (!wrong) CHECK(!ioctl(device, VFIO_DEVICE_SET_IRQS, &unmask));
+	}
 	stop();
 }
 static void doorbell_deleted(void)
@@ -738,8 +788,8 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "bus-master-off", bus_master_off }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
 	{ "prp-list", prp_list }, { "prp-page", prp_page }, { "prp-second", prp_second }, { "prp-entry", prp_entry },
 	{ "exit-in-flight", exit_in_flight }, { "close-in-flight", close_in_flight }, { "disable-in-flight", disable_in_flight }, { "reset-at-once", reset_at_once }, { "full-at-disable", full_at_disable },
-	{ "prp-cross", prp_cross }, { "own-address", own_address }, { "short-queue", short_queue }, { "entry-sizes", entry_sizes },
-	{ "head-not-rung", head_not_rung }, { "doorbell-deleted", doorbell_deleted }, { "sq-before-cq", sq_before_cq },
+	{ "prp-cross", prp_cross }, { "own-address", own_address }, { "own-prp2", own_prp2 }, { "short-queue", short_queue }, { "entry-sizes", entry_sizes },
+	{ "head-not-rung", head_not_rung }, { "one-too-many", one_too_many }, { "early-doorbell", early_doorbell }, { "still-masked", still_masked }, { "doorbell-deleted", doorbell_deleted }, { "sq-before-cq", sq_before_cq },
 	{ "list-changed", list_changed }, { "list-unmapped", list_unmapped },
 	{ "munmap", gone_munmap }, { "mremap", gone_mremap }, { "madvise", gone_madvise }, { "fallocate", gone_fallocate },
 	{ "ftruncate", gone_ftruncate }, { "mmap", gone_mmap }, { "beside", beside },

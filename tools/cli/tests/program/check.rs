@@ -181,6 +181,7 @@ fn a_finding_leads_to_the_mistake() {
     for (fault, id, words) in [
         // The address that the program has itself, and the map's.
         ("own-address", "dma-unmapped", "own address of what is mapped at 0x108000: "),
+        ("own-prp2", "prp", "own address of what is mapped at 0x109000: "),
         (
             "short-queue",
             "dma-unmapped",
@@ -188,6 +189,8 @@ fn a_finding_leads_to_the_mistake() {
         ),
         ("entry-sizes", "queue-limit", "while CC.IOSQES or CC.IOCQES was not the size"),
         ("entry-sizes", "queue-limit", "create completion queue 2 of 32 entries; "),
+        ("one-too-many", "queue-limit", "an entry of zeroes, which the driver has not written"),
+        ("early-doorbell", "doorbell-queue", "the admin queues do when CSTS.RDY is 1"),
         ("head-not-rung", "completion-queue-full", "the entries before entry 0"),
         ("doorbell-deleted", "doorbell-queue", "submission queue 1 (0x1008) was written"),
         ("sq-before-cq", "queue-order", "create submission queue 2 of 32 entries; "),
@@ -198,9 +201,19 @@ fn a_finding_leads_to_the_mistake() {
 }
 
 #[test]
+fn an_interrupt_that_stays_masked() {
+    let (limit, others) = (["--time-limit", "20s"], ["maps-left", "shutdown-skipped"]);
+    let finding = planted_as("faults", &limit, "still-masked", "interrupt-lost", &others);
+    assert!(
+        finding["text"].as_str().unwrap().contains("VFIO_IRQ_SET_ACTION_UNMASK"),
+        "{finding:#}"
+    );
+}
+
+#[test]
 fn a_head_that_is_rung_twice() {
     let finding = planted_as("faults", PLAIN, "cq-double", "cq-head-ahead", &[]);
-    assert!(finding["text"].as_str().unwrap().contains("comes to entry 1"), "{finding:#}");
+    assert!(finding["text"].as_str().unwrap().contains("comes to entry 1 of 32"), "{finding:#}");
 }
 
 #[test]
