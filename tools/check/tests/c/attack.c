@@ -334,6 +334,15 @@ static void underneath(void)
 	for (int i = 0; i < 8; i++) run(&admin, &(struct sqe){ .opcode = 6, .cid = 7, .prp1 = AT(IDENTIFY), .cdw10 = 1 });
 }
 
+/* An address that an IOMMU of 39 bits does not translate; 48 bits do. */
+static void wide(void)
+{
+	open_device();
+	if (map_at(1ull << 40, BUF(0), PAGE, BOTH)) exit(errno == EINVAL ? 22 : 9);
+	CHECK(map_at(1ull << 48, BUF(0), PAGE, BOTH) && errno == EINVAL);
+	CHECK(!unmap_at(1ull << 40, PAGE));
+}
+
 /* No descriptor is free for what is opened. */
 static void full(void)
 {
@@ -421,6 +430,7 @@ int main(int argc, char **argv)
 	else if (!strcmp(mode, "killed")) killed();
 	else if (!strcmp(mode, "many")) many();
 	else if (!strcmp(mode, "underneath")) underneath();
+	else if (!strcmp(mode, "wide")) wide();
 	else if (!strcmp(mode, "full")) full();
 	else if (!strcmp(mode, "daemon")) daemon_forever();
 	else if (!strcmp(mode, "idle")) idle();

@@ -10,10 +10,15 @@ use std::time::{Duration, Instant};
 
 /// Compiles a program of `tools/check/tests/c`.
 fn program(name: &str) -> PathBuf {
+    program_as(name, name, &["-g"])
+}
+
+/// As [`program`], into another file, with options of the compiler.
+fn program_as(name: &str, file: &str, options: &[&str]) -> PathBuf {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let folder = FOLDER.get_or_init(|| tempfile::tempdir().unwrap());
-    let path = folder.path().join(name);
+    let path = folder.path().join(file);
     let _one = ONE.lock().unwrap();
     if !path.exists() {
         let source = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -23,13 +28,12 @@ fn program(name: &str) -> PathBuf {
             "-O1",
             "-fno-inline",
             "-fno-optimize-sibling-calls",
-            "-g",
             "-Wall",
             "-pthread",
             "-Wno-unused-function",
             "-o",
         ]);
-        cc.arg(&path).arg(source);
+        cc.arg(&path).arg(source).args(options);
         assert!(cc.status().unwrap().success());
     }
     path
@@ -372,6 +376,23 @@ fn a_finding_names_the_code_that_made_the_call() {
     let details = report["findings"][0]["details"].to_string();
     let (unmap, caller) = (details.find("unmap_at+"), details.find(", called by unmap_part+"));
     assert!(unmap.is_some() && unmap < caller, "{report:#}");
+}
+
+#[test]
+fn code_without_symbols_or_unwind_data_has_its_address() {
+    let place = |file: &str, options: &[&str]| {
+        let faults = program_as("faults", file, options);
+        let (_, report) = check(&[], &[faults.to_str().unwrap(), "unmap-part"]);
+        assert_eq!(ids(&report), ["unmap-part"], "{report:#}");
+        report["findings"][0]["details"][0].as_str().unwrap().to_owned()
+    };
+    // It is unwound all the same.
+    let stripped = place("stripped", &["-s"]);
+    assert_eq!(stripped.matches("stripped+0x").count(), 3, "{stripped}");
+    assert_eq!(stripped.matches(", called by ").count(), 2, "{stripped}");
+    // Through the system's library, and not further.
+    let pc = place("pc", &["-fno-asynchronous-unwind-tables"]);
+    assert!(pc.contains("unmap_at+0x") && !pc.contains("called by"), "{pc}");
 }
 
 #[test]
@@ -978,6 +999,13 @@ fn more_maps_than_a_container_takes() {
 fn descriptors_used_as_what_is_below() {
     let report = attacked(&[], "underneath", Some(3));
     assert_eq!(report["exit_code"], 0, "{report:#}");
+}
+
+#[test]
+fn an_iommu_has_39_bits_or_48() {
+    attacked(&[], "wide", Some(22));
+    attacked(&["--iova-bits", "39"], "wide", Some(22));
+    attacked(&["--iova-bits", "48"], "wide", Some(0));
 }
 
 #[test]
