@@ -72,7 +72,8 @@ impl Ground {
         let arena = Arena::builder().size(16 << 20).build(&domain).unwrap();
         let source: Source = Box::new(move |bytes| arena.alloc(bytes).ok());
         let platform = Platform::leak((*domain).clone(), source);
-        let port = Arc::new(domain.port().unwrap());
+        // With a TLB of its own, for all that it uses here.
+        let port = Arc::new(domain.soft_bus().unwrap().port_with_device_tlb(4096));
         let bus = Seen { port, pages: Arc::default(), faults: Arc::default() };
         Self { domain, bus, platform }
     }
@@ -160,6 +161,9 @@ impl InvalidationQueue for Flushing {
     }
     fn limit(&self) -> WaitLimit {
         self.queue.limit()
+    }
+    fn has_device_tlbs(&self) -> bool {
+        self.queue.has_device_tlbs()
     }
     fn has_failed(&self) -> bool {
         self.queue.has_failed()
