@@ -161,6 +161,17 @@ fn a_drop_that_panics_loses_no_slot() {
 }
 
 #[test]
+fn what_a_panic_has_left_mapped_is_quarantined_with_the_loop() {
+    let (manual, mut requests, _) = with_completed(Policy::Batch);
+    manual.leave_rude_page();
+    manual.complete_unnoticed();
+    panics(|| drop(polled(&mut requests)));
+    manual.oblige();
+    drop(requests);
+    assert_eq!(manual.domain.stats().quarantined, 3);
+}
+
+#[test]
 fn a_drop_that_panics_loses_no_static_request() {
     let manual = Manual::new();
     let whole = Arena::builder().size(1 << 20).mapping_policy(MappingPolicy::Whole);
