@@ -108,7 +108,7 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
         self.cq = CompletionRing::new(DmaBuffer::clone(&self.cq_buffer), ENTRIES.into());
         self.outstanding.clear();
         self.abort_answers.clear();
-        (self.answer, self.abort_limit) = (None, 1);
+        self.answer = None;
         self.events.restart();
         let last = u32::from(ENTRIES - 1);
         registers.write32(offset::AQA, last | last << 16);
@@ -334,7 +334,6 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
             }
             if overdue || refused {
                 self.usable = false;
-                self.outstanding.retain(|(outstanding, _)| *outstanding != cid);
                 return Err(timeout);
             }
         }

@@ -231,14 +231,20 @@ fn a_final_error_ends_a_request_of_which_others_wait() {
 
 #[test]
 fn a_reset_ends_requests_that_wait_for_a_retry() {
-    let (bench, _) = rig();
+    let (bench, clock) = rig();
     let mut queue = bench.controller.create_queue(4).unwrap();
     failing(&bench, NOT_READY.with_retry_delay(1));
     let write = queue.write(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
     assert!(poll_all(&bench, &mut queue).is_none());
+    clock.advance(1_000 * MS);
+    assert!(poll_all(&bench, &mut queue).is_none());
     bench.controller.reset().unwrap();
     assert_eq!(one(&mut queue, write).1, Err(CommandError::Reset));
     assert!(queue.poll().unwrap().is_none());
+    // It waits no more, also where the program then gives up.
+    assert_eq!(queue.stats().retry_wait_ns, 1_000 * MS);
+    queue.abandon_retries();
+    assert_eq!(queue.stats().retry_wait_ns, 1_000 * MS);
 }
 
 #[test]

@@ -287,7 +287,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             }
         }
         (self.quarantined, self.aborts) = (0, 0);
-        self.unsent.clear();
+        // Nothing is sent from now on.
         self.retrying.clear();
         self.count_retry_wait();
         for tag in (0..).take(self.requests.len()) {
