@@ -59,6 +59,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use supervisor::Supervisor;
 use sys::spawn::{SpawnError, Step};
@@ -83,6 +84,8 @@ pub struct CheckConfig {
     pub watch_memory: bool,
     /// Kills the program after this time.
     pub time_limit: Option<Duration>,
+    /// Kills the program, and all that it has started, when it is set, as by a signal's handler.
+    pub stop: Arc<AtomicBool>,
     /// Identifiers of findings that are not reported.
     pub suppress: Vec<String>,
 }
@@ -104,6 +107,7 @@ impl CheckConfig {
             iommufd,
             watch_memory,
             time_limit,
+            stop: Arc::default(),
             suppress,
         }
     }
@@ -257,7 +261,7 @@ pub fn run(config: &CheckConfig) -> Result<CheckReport, CheckError> {
     let (child, listener) = sys::spawn::spawn(&config.program, changes, own_user, memory)
         .map_err(|error| start_error(error, name))?;
     let mut supervisor = Supervisor::new(kernel, listener, child.id());
-    let ending = supervisor.run(child.id(), config.time_limit);
+    let ending = supervisor.run(child.id(), config.time_limit, &config.stop);
     if ending.is_err() {
         supervisor::kill_descendants();
     }

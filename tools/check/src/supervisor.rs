@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often closed devices and masked interrupts are looked at, and how often after a time without
@@ -40,6 +41,8 @@ pub enum Ending {
     Signal(u8),
     /// It ran longer than the limit, and was killed.
     TimeLimit,
+    /// It was killed because check was stopped.
+    Stopped,
 }
 
 /// The parent's state while the program runs.
@@ -59,7 +62,12 @@ impl Supervisor {
     }
 
     /// Answers until no process of the program is left; returns how the first one ended.
-    pub(crate) fn run(&mut self, program: u32, limit: Option<Duration>) -> io::Result<Ending> {
+    pub(crate) fn run(
+        &mut self,
+        program: u32,
+        limit: Option<Duration>,
+        stop: &AtomicBool,
+    ) -> io::Result<Ending> {
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let pid = i32::try_from(program).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::ErrorKind::InvalidData)?;
@@ -67,11 +75,14 @@ impl Supervisor {
         let (mut active, mut looked, mut commands) = (Instant::now(), Instant::now(), 0);
         loop {
             let now = Instant::now();
-            if end.is_some_and(|end| now >= end) {
-                if ending != Some(Ending::TimeLimit) {
-                    self.report_hangs();
-                }
-                ending = Some(Ending::TimeLimit);
+            let is_killed = |ending| matches!(ending, Some(Ending::TimeLimit | Ending::Stopped));
+            let is_late = end.is_some_and(|end| now >= end);
+            if !is_killed(ending) && (is_late || stop.load(Ordering::Relaxed)) {
+                self.report_hangs();
+                ending = Some(if is_late { Ending::TimeLimit } else { Ending::Stopped });
+            }
+            // Until none is left: each may start others meanwhile.
+            if is_killed(ending) {
                 kill_descendants();
             }
             let busy = self.kernel.has_open_device() && now.duration_since(active) < BUSY_TIME;
@@ -113,7 +124,7 @@ impl Supervisor {
         Ok(ending)
     }
 
-    /// Reports what a program may wait for at the time limit: a device that has failed, and an
+    /// Reports what a program may wait for that is killed: a device that has failed, and an
     /// interrupt that is masked.
     fn report_hangs(&self) {
         for function in &self.kernel.shared.functions {
@@ -121,7 +132,7 @@ impl Supervisor {
                 continue;
             }
             if function.watch.has_failed() {
-                let text = "the device had failed or was removed, and was in use at the time limit";
+                let text = "the device had failed or was removed, and was in use when the program was killed";
                 function.watch.add(&findings::FAILURE_IGNORED, text.to_owned(), Vec::new);
             }
             if let Some(text) = function.irqs.waiting() {

@@ -31,6 +31,23 @@ pub(crate) fn survive_file_limit() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
 
+/// Raises `flag` with SIGINT, SIGTERM and SIGHUP: by handlers, which a program that is started does not
+/// inherit. A signal that is ignored stays ignored, by that program too.
+///
+/// # Errors
+/// A handler cannot be installed.
+pub(crate) fn raise(flag: &Arc<AtomicBool>) -> io::Result<()> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
+    for number in [SIGINT, SIGTERM, SIGHUP] {
+        if ignored >> (number - 1) & 1 == 0 {
+            signal_hook::flag::register(number, flag.clone())?;
+        }
+    }
+    Ok(())
+}
+
 /// Whether the user, or another job, has asked to stop.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt {

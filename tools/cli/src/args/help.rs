@@ -240,6 +240,7 @@ Exit codes:
   3    there is a finding of the severity of --fail-on
   124  the program was killed at --time-limit
   125  check failed: nothing was checked
+  130  stopped by SIGINT, SIGTERM or SIGHUP: all that the program has started was killed
 
 ";
     "  pinfold check -- qemu-img info nvme://0000:01:00.0/1

@@ -5,6 +5,7 @@ use crate::args::{CheckArgs, CheckDevice, FailOn, SoftOptions, TargetSpec};
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::setup::resolve::refuse_to_replace;
+use crate::signal;
 use crate::units::counted;
 use pinfold_check::{
     CheckConfig, CheckReport, DeviceConfig, DeviceModel, Ending, Fate, Finding, KINDS, Severity,
@@ -34,6 +35,7 @@ struct JsonReport<'a> {
     exit_code: Option<u8>,
     signal: Option<u8>,
     time_limit: bool,
+    stopped: bool,
 }
 
 #[derive(Serialize)]
@@ -98,6 +100,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     config.watch_memory = args.watch_memory;
     config.time_limit = args.time_limit.map(|limit| limit.0);
     config.suppress = suppressed(args)?;
+    signal::raise(&config.stop).map_err(Failure::Signals)?;
     let report = run_program(&config)?;
     let text = match args.json {
         true => json(args, &config, &report)?,
@@ -127,6 +130,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
         Ending::Exit(code) => ExitCode::from(code),
         Ending::Signal(signal) => ExitCode::from(signal.saturating_add(128)),
         Ending::TimeLimit => ExitCode::from(TIME_LIMIT),
+        Ending::Stopped => Exit::Interrupted.into(),
     })
 }
 
@@ -171,6 +175,7 @@ fn text(args: &CheckArgs, config: &CheckConfig, report: &CheckReport) -> String 
             Ending::Exit(code) => format!("; the program returned {code}"),
             Ending::Signal(signal) => format!("; signal {signal} ended the program"),
             Ending::TimeLimit => "; the program was killed at the time limit".to_owned(),
+            Ending::Stopped => "; stopped by a signal, the program was killed".to_owned(),
         }
     );
     let others: Vec<String> = report
@@ -227,7 +232,7 @@ fn json(
     let (exit_code, signal) = match report.ending {
         Ending::Exit(code) => (Some(code), None),
         Ending::Signal(signal) => (None, Some(signal)),
-        Ending::TimeLimit => (None, None),
+        Ending::TimeLimit | Ending::Stopped => (None, None),
     };
     let mut line = serde_json::to_string(&JsonReport {
         findings: &report.findings,
@@ -238,6 +243,7 @@ fn json(
         exit_code,
         signal,
         time_limit: report.ending == Ending::TimeLimit,
+        stopped: report.ending == Ending::Stopped,
     })?;
     line.push('\n');
     Ok(line)

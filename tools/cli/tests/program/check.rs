@@ -540,7 +540,7 @@ fn buses_have_255_numbers() {
 fn the_help_names_all_exit_codes_and_values() {
     let help = pinfold(&["check", "--help"]).out;
     let flat = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    for words in ["\n  2    the command line", "\n  3    ", "\n  124  ", "\n  125  "] {
+    for words in ["\n  2    the command line", "\n  3    ", "\n  124  ", "\n  125  ", "\n  130  "] {
         assert!(help.contains(words), "{words}: {help}");
     }
     for words in ["39 or 48", "# begins a comment", "--knob <NAME=VALUE>"] {
@@ -1045,6 +1045,27 @@ fn nothing_survives_a_kill_of_check() {
     child.kill().unwrap();
     child.wait().unwrap();
     wait(0);
+}
+
+#[test]
+fn a_signal_ends_all_that_the_program_has_started() {
+    let asleep = || {
+        let is_it = |entry: &std::fs::DirEntry| {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            line == b"sleep\x001787\x00"
+        };
+        std::fs::read_dir("/proc").unwrap().flatten().filter(is_it).count()
+    };
+    // Its parent is check: a child of a session of its own, and the program itself, stay otherwise.
+    let script = "setsid sleep 1787 & kill -TERM $PPID; exec sleep 1787";
+    let (ended, report) = check(&[], &["sh", "-c", script]);
+    assert_eq!((ended.code, &report["stopped"]), (Some(130), &Value::Bool(true)), "{ended:#?}");
+    assert_eq!(asleep(), 0);
+    // One that is ignored stays ignored.
+    let own = env!("CARGO_BIN_EXE_pinfold");
+    let script = format!("trap '' TERM; exec '{own}' check -- sh -c 'kill -TERM $PPID; exit 7'");
+    let status = Command::new("sh").args(["-c", &script]).status().unwrap();
+    assert_eq!(status.code(), Some(7));
 }
 
 /// Returns the processor time of a process so far.
