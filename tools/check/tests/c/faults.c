@@ -389,6 +389,16 @@ static void entry_sizes(void)
 	CHECK(!unmap(FREE, 1));
 	stop();
 }
+/* More entries than CAP.MQES allows. */
+static void queue_size(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 16, BOTH));
+	create_cq(2, FREE, wrong ? (reg(0) & 0xffff) + 2 : ENTRIES, 0);
+	if (!wrong) CHECK(!delete_queue(4, 2));
+	CHECK(!unmap(FREE, 16));
+	stop();
+}
 /* The doorbell of a completion queue is not rung: after three the fourth has no place. */
 static void head_not_rung(void)
 {
@@ -788,7 +798,7 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "bus-master-off", bus_master_off }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
 	{ "prp-list", prp_list }, { "prp-page", prp_page }, { "prp-second", prp_second }, { "prp-entry", prp_entry },
 	{ "exit-in-flight", exit_in_flight }, { "close-in-flight", close_in_flight }, { "disable-in-flight", disable_in_flight }, { "reset-at-once", reset_at_once }, { "full-at-disable", full_at_disable },
-	{ "prp-cross", prp_cross }, { "own-address", own_address }, { "own-prp2", own_prp2 }, { "short-queue", short_queue }, { "entry-sizes", entry_sizes },
+	{ "prp-cross", prp_cross }, { "own-address", own_address }, { "own-prp2", own_prp2 }, { "short-queue", short_queue }, { "entry-sizes", entry_sizes }, { "queue-size", queue_size },
 	{ "head-not-rung", head_not_rung }, { "one-too-many", one_too_many }, { "early-doorbell", early_doorbell }, { "still-masked", still_masked }, { "doorbell-deleted", doorbell_deleted }, { "sq-before-cq", sq_before_cq },
 	{ "list-changed", list_changed }, { "list-unmapped", list_unmapped },
 	{ "munmap", gone_munmap }, { "mremap", gone_mremap }, { "madvise", gone_madvise }, { "fallocate", gone_fallocate },

@@ -193,6 +193,8 @@ fn a_finding_leads_to_the_mistake() {
         ),
         ("entry-sizes", "queue-limit", "while CC.IOSQES or CC.IOCQES was not the size"),
         ("entry-sizes", "queue-limit", "create completion queue 2 of 32 entries; "),
+        // Not for the sizes of entries.
+        ("queue-size", "queue-limit", "the controller refused a command: invalid queue size"),
         ("one-too-many", "queue-limit", "an entry of zeroes, which the driver has not written"),
         ("early-doorbell", "doorbell-queue", "the admin queues do when CSTS.RDY is 1"),
         ("head-not-rung", "completion-queue-full", "the entries before entry 0"),
