@@ -398,12 +398,10 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
             .with_memory(memory);
         let id = {
             let mut tables = self.tables.lock();
-            let limit = capabilities.domains();
+            let end = capabilities.domains().min(u32::from(LAST_DOMAIN) + 1);
             let id = tables.domains;
-            if id > LAST_DOMAIN || u32::from(id) >= limit {
-                return Err(UnitError::NoDomains {
-                    limit: limit.min(LAST_DOMAIN.into()) - u32::from(FIRST_DOMAIN),
-                });
+            if u32::from(id) >= end {
+                return Err(UnitError::NoDomains { limit: end - u32::from(FIRST_DOMAIN) });
             }
             tables.domains += 1;
             id

@@ -108,14 +108,16 @@ fn capabilities_of_a_known_unit_are_read() {
 
 #[test]
 fn identifiers_are_not_given_out_twice_nor_beyond_the_last() {
-    let few = CAP & !7; // 16 domains
-    let unit = Unit::<_, Coherent>::new(Double::new(few, ECAP), Box::new(Heap), 48).unwrap();
-    let create = || {
-        let limit = WaitLimit { time_ns: u64::MAX, polls: 1 };
-        unit.create_domain(Identity::default(), Box::new(Heap), limit)
-    };
-    let ids: Vec<u16> = std::iter::from_fn(|| create().ok()).map(|(_, at)| at.id()).collect();
-    assert_eq!(ids, (2..16).collect::<Vec<_>>());
-    let error = create().unwrap_err().to_string();
-    assert_eq!(error, "all 14 domains of the unit are in use");
+    // 16 domains; and 2^16, of which there are as many as words on a page.
+    for (cap, end) in [(CAP & !7, 16), (CAP, 512)] {
+        let unit = Unit::<_, Coherent>::new(Double::new(cap, ECAP), Box::new(Heap), 48).unwrap();
+        let create = || {
+            let limit = WaitLimit { time_ns: u64::MAX, polls: 1 };
+            unit.create_domain(Identity::default(), Box::new(Heap), limit)
+        };
+        let ids: Vec<u16> = std::iter::from_fn(|| create().ok()).map(|(_, at)| at.id()).collect();
+        assert_eq!(ids, (2..end).collect::<Vec<_>>());
+        let error = create().unwrap_err().to_string();
+        assert_eq!(error, format!("all {} domains of the unit are in use", end - 2));
+    }
 }

@@ -135,6 +135,8 @@ pub(crate) struct State {
     pub(crate) gsts: u32,
     pub(crate) fsts: u32,
     pub(crate) pmen: u32,
+    /// Registers of interrupts that are masked.
+    pub(crate) masked: BTreeSet<u32>,
     rtaddr: u64,
     /// The root table that was set last.
     root: u64,
@@ -184,6 +186,7 @@ impl Double {
             gsts: 0,
             fsts: 0,
             pmen: 1 << 31 | 1,
+            masked: BTreeSet::new(),
             rtaddr: 0,
             root: 0,
             iqa: 0,
@@ -232,12 +235,20 @@ impl Double {
 impl Registers for Double {
     fn read32(&self, offset: u32) -> u32 {
         self.0.2.fetch_add(1, Ordering::Relaxed);
-        let state = self.state();
+        let mut state = self.state();
         match offset {
             VER => 0x10,
             GSTS => state.gsts,
             FSTS => state.status(),
-            PMEN => state.pmen,
+            PMEN => {
+                assert!(state.cap >> 5 & 3 != 0, "a register that the unit does not have");
+                let read = state.pmen;
+                // It ends a while after it was told to.
+                if read >> 31 == 0 {
+                    state.pmen = 0;
+                }
+                read
+            }
             _ => panic!("read of {offset:#x}"),
         }
     }
@@ -254,19 +265,24 @@ impl Registers for Double {
                 state.command(value);
             }
             FSTS => {
+                assert_eq!(value & !state.status(), 0, "only what is set is cleared");
                 // Written as 1, cleared. PPF follows the records.
                 state.fsts &= !(value & 0x7d);
                 if !state.holds {
                     state.work();
                 }
             }
-            PMEN => state.pmen = value & 1 << 31 | value >> 31,
-            FECTL | IECTL => assert_eq!(value, EVENT_MASKED),
+            PMEN => state.pmen = state.pmen & 1 | value & 1 << 31,
+            FECTL | IECTL => {
+                assert_eq!(value, EVENT_MASKED);
+                state.masked.insert(offset);
+            }
             _ => {
                 let records = Capabilities { cap: state.cap, ecap: 0 }.fault_offset();
                 let number = (offset - records) / 16;
                 assert_eq!((offset - records) % 16, 12, "the upper half of a record");
                 assert_eq!(value, 1 << 31);
+                assert!(state.records[number as usize][1] >> 63 != 0, "it holds a fault");
                 state.records[number as usize] = [u64::MAX >> 1; 2];
             }
         }
@@ -282,6 +298,7 @@ impl Registers for Double {
             _ => {
                 let records = Capabilities { cap: state.cap, ecap: 0 }.fault_offset();
                 let at = (offset - records) as usize;
+                assert_eq!(at % 8, 0, "a half of a record");
                 state.records[at / 16][at % 16 / 8]
             }
         }

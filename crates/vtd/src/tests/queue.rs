@@ -384,6 +384,19 @@ fn a_flush_of_the_units_own_recovers_a_full_queue() {
 }
 
 #[test]
+fn a_fence_writes_nothing_that_is_waited_for() {
+    let (_, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (_, attachments) = domain(&unit);
+    unit.attach(DEVICE, &attachments, None).unwrap();
+    let status = || unit.status_for_test(0).load(Ordering::Relaxed);
+    let before = status();
+    assert_ne!(before, 0);
+    let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
+    queue.submit(&[Descriptor::Fence], Some(Ticket(1))).unwrap();
+    assert_eq!((status(), queue.completed()), (before, Ticket(1)));
+}
+
+#[test]
 fn a_flush_of_the_units_own_is_given_again_after_an_error() {
     let (double, unit) = enabled::<Coherent>(CAP, ECAP);
     let (_, attachments) = domain(&unit);

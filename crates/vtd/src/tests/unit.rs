@@ -5,14 +5,14 @@ use super::double::{
     SNOOPING_EXTENDED as ECAP,
 };
 use crate::fault::Reason;
-use crate::registers::Registers;
+use crate::registers::{FECTL, IECTL, Registers};
 use crate::source::SourceId;
 use crate::unit::{Attachments, Unit, UnitError};
 use crate::write_back::{Coherent, WriteBack};
 use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::{Domain, NotQuiesced};
-use pinfold_core::invalidate::WaitLimit;
+use pinfold_core::invalidate::{Descriptor, InvalidationQueue, Scope, WaitLimit};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -44,6 +44,7 @@ fn a_unit_is_enabled_in_the_order_of_the_specification() {
     let expected = ["root", "queue", "context 1", "wait", "iotlb 1", "wait", "enable"];
     assert_eq!(double.state().log, expected);
     assert_eq!(double.state().pmen, 0, "protected regions end afterwards");
+    assert_eq!(double.state().masked, [IECTL, FECTL].into());
     assert_eq!(double.access(DEVICE, 0x1234, true), None);
     // SAFETY: no device is active.
     unsafe { unit.disable() }.unwrap();
@@ -93,6 +94,21 @@ fn a_unit_is_disabled_when_its_queue_is_empty() {
     drop(domain.map(Payload::new(1), FromDevice).unwrap().unmap().unwrap());
     // SAFETY: no device is active.
     unsafe { unit.disable() }.unwrap();
+}
+
+#[test]
+fn a_unit_is_not_disabled_before_the_last_descriptor_is_fetched() {
+    for count in [1, 128] {
+        let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+        let (_, attachments) = domain(&unit);
+        let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
+        double.state().holds = true;
+        let flush = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false };
+        queue.submit(&vec![flush; count], None).unwrap();
+        // SAFETY: no device is active.
+        let error = unsafe { unit.disable() }.unwrap_err();
+        assert!(error.to_string().contains("to empty the queue"), "{count}: {error}");
+    }
 }
 
 #[test]
@@ -239,9 +255,33 @@ fn no_payload_lies_where_writes_are_interrupts() {
     let (_, unit) = enabled::<Coherent>(CAP, ECAP);
     let (domain, _) = domain(&unit);
     // Everything else.
-    for (from, to) in [(0, 0xfee0_0000), (0xfef0_0000, 1 << 39)] {
-        domain.reserve_range(IovaRange::new(Iova::new(from), to - from).unwrap()).unwrap();
+    reserve(&domain, &[(0, 0xfee0_0000), (0xfef0_0000, 1 << 39)]);
+    assert!(domain.map(Payload::new(1), FromDevice).is_err());
+}
+
+/// Reserves the parts of a domain's addresses that are not empty.
+fn reserve(domain: &Domain, parts: &[(u64, u64)]) {
+    for (from, to) in parts.iter().filter(|(from, to)| from < to) {
+        domain.reserve_range(IovaRange::new(Iova::new(*from), to - from).unwrap()).unwrap();
     }
+}
+
+#[test]
+fn the_pages_beside_interrupts_and_below_the_width_are_used() {
+    let (interrupts, behind) = (0xfee0_0000, 0xfef0_0000);
+    for page in [interrupts - 4096, behind, (1 << 39) - 4096] {
+        let (_, unit) = enabled::<Coherent>(CAP, ECAP);
+        let (domain, _) = domain(&unit);
+        let (below, above) = (page.min(interrupts), page.max(behind));
+        reserve(&domain, &[(0, below), (page + 4096, interrupts)]);
+        reserve(&domain, &[(behind, above), (above.max(page + 4096), 1 << 39)]);
+        let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+        assert_eq!(mapping.iova().start().raw(), page);
+    }
+    // 4 levels translate 48 bits, of which this unit takes 40.
+    let (_, unit) = enabled::<Coherent>(CAP & !(0x3f << 16 | 0x1f << 8) | 39 << 16 | 1 << 10, ECAP);
+    let (domain, _) = domain(&unit);
+    reserve(&domain, &[(0, interrupts), (behind, 1 << 40)]);
     assert!(domain.map(Payload::new(1), FromDevice).is_err());
 }
 
@@ -337,6 +377,7 @@ fn a_tlb_is_refused_where_the_unit_does_not_support_it() {
     let error = unit.attach(DEVICE, &attachments, Some(0)).unwrap_err().to_string();
     assert!(error.contains("(ECAP, DT)"), "{error}");
     assert_eq!(unit.domain_of(DEVICE), None);
+    unit.attach(DEVICE, &attachments, None).unwrap();
 }
 
 #[test]
@@ -369,10 +410,15 @@ fn a_unit_that_does_not_snoop_finds_what_was_written_back() {
         drop(mapping.unmap().unwrap());
         assert_eq!(double.access(DEVICE, iova, true), None);
     }
-    unit.detach(DEVICE, &attachments).unwrap();
-    assert_eq!(double.access(DEVICE, 0, true), None);
+    let mapping = domain.map(Payload::new(1), Bidirectional).unwrap();
+    let iova = mapping.iova().start().raw();
+    assert!(double.access(DEVICE, iova, true).is_some());
     let (faults, _) = unit.take_faults();
     assert!(matches!(faults[..], [(fault, _), ..] if fault.reason != Reason::RootReserved));
+    unit.detach(DEVICE, &attachments).unwrap();
+    assert_eq!(double.access(DEVICE, iova, true), None);
+    let (faults, _) = unit.take_faults();
+    assert!(matches!(faults[..], [(fault, _)] if fault.reason == Reason::NoContextEntry));
 }
 
 #[test]
