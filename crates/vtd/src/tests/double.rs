@@ -135,6 +135,7 @@ pub(crate) struct State {
     pub(crate) gsts: u32,
     pub(crate) fsts: u32,
     pub(crate) pmen: u32,
+    pmen_reads: u32,
     /// Registers of interrupts that are masked.
     pub(crate) masked: BTreeSet<u32>,
     rtaddr: u64,
@@ -186,6 +187,7 @@ impl Double {
             gsts: 0,
             fsts: 0,
             pmen: 1 << 31 | 1,
+            pmen_reads: 0,
             masked: BTreeSet::new(),
             rtaddr: 0,
             root: 0,
@@ -245,6 +247,9 @@ impl Registers for Double {
                 let read = state.pmen;
                 // It ends a while after it was told to.
                 if read >> 31 == 0 {
+                    state.pmen_reads += 1;
+                }
+                if state.pmen_reads == 3 {
                     state.pmen = 0;
                 }
                 read
@@ -551,7 +556,9 @@ impl State {
             return Err(11);
         }
         let supported = Capabilities { cap: self.cap, ecap: 0 }.has_levels(levels as u8 + 2);
-        if !supported || entry[0] >> 2 & 3 > 1 {
+        // TT: 1 needs support for TLBs of devices.
+        let most = u64::from(Capabilities { cap: 0, ecap: self.ecap }.device_tlbs());
+        if !supported || entry[0] >> 2 & 3 > most {
             return Err(3);
         }
         self.contexts.insert(sid, ((entry[1] >> 8) as u16, entry));
