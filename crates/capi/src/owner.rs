@@ -272,8 +272,7 @@ impl Tickets {
     /// in their order. One that is late is announced again when it ends.
     fn arm(&mut self, local: &mut DomainLocal) {
         let Some((announcer, waker)) = &self.announcer else { return };
-        let unended = |batch: &&mut Batch| batch.announced != Announced::End && !batch.is_lost();
-        for batch in self.batches.iter_mut().filter(unended) {
+        for batch in self.batches.iter_mut().filter(|batch| !batch.is_lost()) {
             while batch.announced != Announced::End {
                 // Asked once: its deadline may pass between two questions.
                 let news = batch.news();

@@ -7,7 +7,7 @@ use crate::handed::Handed;
 use crate::handle::Table;
 use crate::map::PF_STAYS_MAPPED;
 use crate::options::{Options, read_needed};
-use crate::trace::{Caller, Site, hook, pass_caller, pf_event_kind};
+use crate::trace::{Caller, Site, pass_caller, pf_event_kind};
 use kept::{not_at_device, page_bytes};
 use pinfold::requests::{End, TokenError};
 use std::ffi::{c_int, c_uint, c_void};
@@ -372,10 +372,8 @@ extern "C" fn stopped(handle: *mut pf_requests_t, caller: Caller) -> c_int {
     call(|| {
         let mut requests = REQUESTS.get_mut(handle)?;
         let names = requests.names.all();
-        if hook().is_some() {
-            for &name in &names {
-                requests.report(name, pf_event_kind::PF_EVENT_REVOKE, Site::new(caller, handle));
-            }
+        for &name in &names {
+            requests.report(name, pf_event_kind::PF_EVENT_REVOKE, Site::new(caller, handle));
         }
         requests.requests.stopped();
         for name in names {

@@ -138,17 +138,15 @@ impl pf_queue_t {
     }
 
     /// Pauses between two polls of a wait; `polls` counts from 1. No interrupt reports the end of a
-    /// flush.
+    /// flush. The next step collects what ends meanwhile.
     fn pause(&mut self, polls: u32, limit: Duration) {
         let flushing = self.requests.held() > 0;
         if self.outstanding == 0 {
             self.requests.wait(limit, &mut self.ended);
-            self.collect();
         } else if self.queue.has_interrupt() && !flushing && polls > YIELDS_BEFORE_SLEEP {
             self.queue.sleep(limit);
         } else if flushing && polls > SPINS && self.queue.in_flight() == 0 {
             self.requests.wait(limit, &mut self.ended);
-            self.collect();
         } else if polls <= SPINS && (flushing || !self.queue.has_interrupt()) {
             std::hint::spin_loop();
         } else if polls <= SPINS + YIELDS {

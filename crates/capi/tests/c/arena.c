@@ -19,6 +19,12 @@ static void window(void) {
     }
     of.iova = of.iova_len = 4096;
     REFUSED(EBADF, "iommufd -1", pf_domain_create(&of, &domain));
+    of.iommu = PF_IOMMU_TYPE1;
+    REFUSED(EINVAL, "PF_IOMMU_TYPE1", pf_domain_create(&of, &domain));
+    /* The lowest descriptor is asked, whatever it is. */
+    of.iommu = PF_IOMMU_BEST, of.iommufd = 0;
+    CHECK(pf_domain_create(&of, &domain) < 0);
+    CHECK(strstr(pf_strerror_last(), "is no descriptor") == NULL);
 }
 
 static void create(void) {
@@ -160,6 +166,14 @@ static void own_memory_and_files(void) {
     OK(pf_domain_soft(&second));
     OK(pf_arena_map_into(other, second, &iova));
     OK(pf_iova(second, memory, 1, &iova));
+    /* One that is mapped per use has none. */
+    struct pf_arena_opts per_use = {
+        .struct_size = sizeof per_use, .size = 1 << 20, .policy = PF_POLICY_PER_USE};
+    pf_arena_t *third;
+    OK(pf_arena_create(domain, &per_use, &third));
+    OK(pf_arena_map_into(third, second, &iova));
+    CHECK(iova == 0);
+    OK(pf_arena_destroy(third));
     OK(pf_domain_destroy(second));
     OK(pf_free(other, memory));
     OK(pf_arena_destroy(other));

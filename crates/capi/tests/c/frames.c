@@ -62,7 +62,9 @@ static void fill_and_free(void) {
     /* A device may have them. */
     uint64_t iova;
     OK(pf_iova(domain, slots[7], 4096, &iova));
-    REFUSED(EINVAL, "not all allocated", pf_iova(domain, slots[7], 4097, &iova));
+    char where[64];
+    snprintf(where, sizeof where, "4096 bytes at %#zx", (size_t)slots[7]);
+    REFUSED(EINVAL, where, pf_iova(domain, slots[7], 4097, &iova));
     /* Only the holes are filled. */
     kept = slots[6];
     OK(pf_frames_free(frames, slots + 3, 2));

@@ -78,6 +78,17 @@ static void arenas(void) {
     pf_reg_t *reg;
     EACH(1, pf_arena_create(domain, &opts, &arena));
     OK(pf_arena_destroy(arena));
+    /* One of its allocations is that of 8 bytes for each page. */
+    int described = 0;
+    do {
+        left = described, failed = 0;
+        int result = pf_arena_create(domain, &opts, &arena);
+        left = -1;
+        if (result == 0)
+            OK(pf_arena_destroy(arena));
+        described++;
+    } while (failed && strstr(pf_strerror_last(), "131072 bytes that describe") == NULL);
+    CHECK(failed || !counting());
     /* The program's own memory is its own again after each. */
     opts.va = own;
     EACH(1, pf_arena_create(domain, &opts, &arena));
@@ -131,6 +142,17 @@ static void mappings(void) {
     OK(pf_arena_destroy(arena));
 }
 
+static void requests(void) {
+    struct pf_requests_opts opts = {.struct_size = sizeof opts, .depth = 1};
+    pf_requests_t *requests;
+    /* The first makes the table of handles, whose size is fixed. */
+    OK(pf_requests_create(domain, &opts, &requests));
+    OK(pf_requests_destroy(requests));
+    opts.depth = opts.held = 1 << 14;
+    EACH(5, pf_requests_create(domain, &opts, &requests));
+    OK(pf_requests_destroy(requests));
+}
+
 static size_t address_space(void) {
     FILE *file = fopen("/proc/self/statm", "r");
     size_t pages = 0;
@@ -163,6 +185,7 @@ int main(void) {
     OK(pf_domain_soft(&domain));
     arenas();
     mappings();
+    requests();
     /* AddressSanitizer takes more than any limit. */
     if (counting())
         limited();

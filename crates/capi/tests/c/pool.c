@@ -103,6 +103,38 @@ static void create(void) {
     OK(pf_pool_destroy(pool));
 }
 
+/* Memory of a pool that devices use: a mapping is within it, and it ends after them. */
+static void mapped(void) {
+    struct pf_arena_opts opts = {
+        .struct_size = sizeof opts, .size = 16 * MIB, .policy = PF_POLICY_WHOLE};
+    pf_arena_t *whole;
+    pf_owner_t *owner;
+    pf_block_t block;
+    pf_map_t map;
+    uint64_t iova;
+    char end[64];
+    OK(pf_arena_create(domain, &opts, &whole));
+    OK(pf_owner_create(domain, &owner));
+    pf_pool_t *pool = new_pool(whole, 4096);
+    pf_cache_t *cache = new_cache(pool);
+    OK(pf_get(cache, &block));
+    OK(pf_put(cache, &block));
+    OK(pf_cache_destroy(cache));
+    size_t len = 4096;
+    while (pf_map(owner, block.va, len, PF_BIDIR, &map, &iova) == 0) {
+        CHECK(pf_unmap(owner, map) == PF_STAYS_MAPPED);
+        len += 4096;
+    }
+    snprintf(end, sizeof end, "which ends at %#zx", (uintptr_t)block.va + len - 4096);
+    REFUSED(EINVAL, end, pf_map(owner, block.va, len, PF_BIDIR, &map, &iova));
+    OK(pf_map(owner, block.va, 4096, PF_BIDIR, &map, &iova));
+    REFUSED(EBUSY, "in use by 1 mapping", pf_pool_destroy(pool));
+    CHECK(pf_unmap(owner, map) == PF_STAYS_MAPPED);
+    OK(pf_owner_destroy(owner));
+    OK(pf_pool_destroy(pool));
+    OK(pf_arena_destroy(whole));
+}
+
 static void get_and_put(void) {
     pf_pool_t *pool = new_pool(arena, 200), *other = new_pool(arena, 200);
     pf_cache_t *cache = new_cache(pool), *foreign = new_cache(other);
@@ -483,6 +515,7 @@ int main(void) {
     OK(pf_domain_soft(&domain));
     arena = new_arena(4 * MIB, PF_POLICY_WHOLE);
     create();
+    mapped();
     get_and_put();
     bulk();
     stats_and_report();
