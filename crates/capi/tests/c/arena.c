@@ -165,7 +165,9 @@ static void own_memory_and_files(void) {
     uint64_t iova;
     OK(pf_domain_soft(&second));
     OK(pf_arena_map_into(other, second, &iova));
+    uint64_t start = iova;
     OK(pf_iova(second, memory, 1, &iova));
+    CHECK(iova == start + (uint64_t)(memory - (char *)region.addr));
     /* One that is mapped per use has none. */
     struct pf_arena_opts per_use = {
         .struct_size = sizeof per_use, .size = 1 << 20, .policy = PF_POLICY_PER_USE};
