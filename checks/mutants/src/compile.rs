@@ -106,9 +106,10 @@ impl Tree {
             cargo.arg("--tests");
         }
         for package in &self.packages {
-            cargo.args(["-p", &format!("pinfold-{package}")]);
+            let name = if package == "pinfold" { package.clone() } else { format!("pinfold-{package}") };
+            cargo.args(["-p", &name]);
         }
-        cargo.stdin(Stdio::null()).stderr(Stdio::null());
+        cargo.stdin(Stdio::null()).stderr(Stdio::piped());
         cargo
     }
 
@@ -159,7 +160,10 @@ impl Tree {
         if ended {
             Ok(refused)
         } else {
-            Err(io::Error::other(format!("the copy does not compile:\n{}", errors.join("\n"))))
+            // Where cargo itself refuses, no error is the compiler's.
+            let said = String::from_utf8_lossy(&output.stderr);
+            let errors = if errors.is_empty() { said.into_owned() } else { errors.join("\n") };
+            Err(io::Error::other(format!("the copy does not compile:\n{errors}")))
         }
     }
 
