@@ -6,23 +6,37 @@
 /// The most numbers of a magazine.
 pub(crate) const LIMIT: usize = (1 << COUNT_SHIFT) - 1;
 
-/// The bits of the word that hold how many numbers there are.
-const LEN: u64 = LIMIT as u64;
 const COUNT_SHIFT: u32 = 10;
-/// One number more, and one more that was pushed.
-const PUSHED: u64 = 1 << COUNT_SHIFT | 1;
 
 /// A stack of up to [`LIMIT`] numbers in an array whose length does not change: in its owner, or in
-/// a box that is exchanged as a whole.
+/// a box that is exchanged as a whole. `COUNTS`: whether it knows how many were pushed.
 #[derive(Debug)]
-pub(crate) struct Magazine<S> {
+pub(crate) struct Magazine<S, const COUNTS: bool> {
     numbers: S,
-    /// How many numbers there are, and in the upper bits how many were pushed: a push that counts
-    /// itself adds to one word.
+    /// How many numbers there are; where it counts, in the upper bits how many were pushed: a push
+    /// that counts itself adds to one word.
     word: u64,
 }
 
-impl<S: AsRef<[u32]> + AsMut<[u32]>> Magazine<S> {
+impl<S: AsRef<[u32]> + AsMut<[u32]>> Magazine<S, true> {
+    /// Returns how many numbers were ever pushed, of those that are counted.
+    pub(crate) fn pushed(&self) -> u64 {
+        self.word >> COUNT_SHIFT
+    }
+
+    /// Adds a number without counting it; `false` if it is full.
+    #[inline(always)]
+    pub(crate) fn push_uncounted(&mut self, number: u32) -> bool {
+        self.push_adding(number, 1)
+    }
+}
+
+impl<S: AsRef<[u32]> + AsMut<[u32]>, const COUNTS: bool> Magazine<S, COUNTS> {
+    /// The bits of the word that hold how many numbers there are.
+    const LEN: u64 = if COUNTS { LIMIT as u64 } else { u64::MAX };
+    /// One number more, and one more that was pushed.
+    const PUSHED: u64 = if COUNTS { 1 << COUNT_SHIFT | 1 } else { 1 };
+
     /// Creates an empty magazine, whose capacity is the array's length.
     pub(crate) fn empty(numbers: S) -> Self {
         Self { numbers, word: 0 }
@@ -39,17 +53,13 @@ impl<S: AsRef<[u32]> + AsMut<[u32]>> Magazine<S> {
     }
 
     #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "at most the array's length")]
     pub(crate) fn len(&self) -> usize {
-        (self.word & LEN) as usize
+        (self.word & Self::LEN) as usize
     }
 
     fn set_len(&mut self, len: usize) {
-        self.word = (self.word & !LEN) | len as u64;
-    }
-
-    /// Returns how many numbers were ever pushed.
-    pub(crate) fn pushed(&self) -> u64 {
-        self.word >> COUNT_SHIFT
+        self.word = (self.word & !Self::LEN) | len as u64;
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -76,10 +86,15 @@ impl<S: AsRef<[u32]> + AsMut<[u32]>> Magazine<S> {
     /// Adds a number; `false` if it is full.
     #[inline(always)]
     pub(crate) fn push(&mut self, number: u32) -> bool {
+        self.push_adding(number, Self::PUSHED)
+    }
+
+    #[inline(always)]
+    fn push_adding(&mut self, number: u32, added: u64) -> bool {
         let len = self.len();
         let Some(place) = self.numbers.as_mut().get_mut(len) else { return false };
         *place = number;
-        self.word = self.word.wrapping_add(PUSHED);
+        self.word = self.word.wrapping_add(added);
         true
     }
 
@@ -127,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_magazine_is_a_stack_of_its_capacity() {
-        let mut magazine = Magazine::empty([0; 3]);
+        let mut magazine = Magazine::<_, true>::empty([0; 3]);
         assert!(magazine.is_empty() && magazine.pop().is_none());
         assert!([7, 8, 9].into_iter().all(|number| magazine.push(number)));
         assert!(!magazine.push(10), "it is full");
@@ -144,16 +159,16 @@ mod tests {
 
     #[test]
     fn an_array_is_exchanged_as_a_whole() {
-        let mut magazine = Magazine::full([1, 2]);
+        let mut magazine = Magazine::<_, true>::full([1, 2]);
         assert!(!magazine.push(3));
         assert_eq!((magazine.pop(), magazine.pop(), magazine.pop()), (Some(2), Some(1), None));
-        assert_eq!(Magazine::full([1, 2]).into_array(), [1, 2]);
+        assert_eq!(Magazine::<_, true>::full([1, 2]).into_array(), [1, 2]);
     }
 
     #[test]
     fn numbers_are_filled_in_to_be_popped_in_their_order() {
         for (numbers, expected) in [(4..6, 2), (4..7, 3), (4..9, 3), (4..4, 0)] {
-            let mut magazine = Magazine::empty([0; 3]);
+            let mut magazine = Magazine::<_, true>::empty([0; 3]);
             assert_eq!(magazine.fill(numbers.clone()), expected);
             let popped: std::vec::Vec<_> = core::iter::from_fn(|| magazine.pop()).collect();
             assert_eq!(popped, numbers.take(expected).collect::<std::vec::Vec<_>>());
@@ -162,11 +177,12 @@ mod tests {
 
     #[test]
     fn what_is_kept_stays_in_order() {
-        let mut magazine = Magazine::full([1, 2, 3, 4, 5]);
+        let mut magazine = Magazine::<_, true>::full([1, 2, 3, 4, 5]);
         magazine.pop();
         magazine.retain(|number| number != 1 && number != 3);
         assert_eq!(magazine.as_slice(), [2, 4]);
-        assert!(magazine.push(6) && magazine.pushed() == 1);
-        assert_eq!(magazine.as_slice(), [2, 4, 6]);
+        assert!(magazine.push(6) && magazine.push_uncounted(7) && magazine.pushed() == 1);
+        assert!(magazine.push_uncounted(8) && !magazine.push_uncounted(9), "it is full");
+        assert_eq!((magazine.as_slice(), magazine.pushed()), (&[2, 4, 6, 7, 8][..], 1));
     }
 }

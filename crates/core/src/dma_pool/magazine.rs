@@ -16,7 +16,7 @@ pub(super) const MOST: usize = 512;
 const _: () = assert!(MOST <= crate::magazine::LIMIT);
 
 /// An array of the numbers of free blocks, of the size that [`Cap`] limits.
-pub(super) type Magazine = crate::magazine::Magazine<Box<[u32]>>;
+pub(super) type Magazine = crate::magazine::Magazine<Box<[u32]>, false>;
 
 /// Returns an empty one.
 pub(super) fn magazine(capacity: usize) -> Magazine {

@@ -479,16 +479,14 @@ const _: () = assert!(CAPACITY <= crate::magazine::LIMIT);
 /// the magazine's, and that of takes follows from it and the pages left.
 #[derive(Debug)]
 pub(super) struct CountedPages {
-    pages: Magazine<[u32; CAPACITY]>,
-    /// Pushes that are not counted.
-    uncounted: u64,
+    pages: Magazine<[u32; CAPACITY], true>,
     /// Uncounted puts less uncounted takes, modulo 2^64.
     moved: u64,
 }
 
 impl CountedPages {
     pub(super) fn new() -> Self {
-        Self { pages: Magazine::empty([0; CAPACITY]), uncounted: 0, moved: 0 }
+        Self { pages: Magazine::empty([0; CAPACITY]), moved: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -510,8 +508,7 @@ impl CountedPages {
     /// Puts a page in without counting it, for a refill; returns whether there was room.
     #[inline(always)]
     pub(super) fn put_uncounted(&mut self, page: u32) -> bool {
-        let placed = self.pages.push(page);
-        self.uncounted += u64::from(placed);
+        let placed = self.pages.push_uncounted(page);
         self.moved = self.moved.wrapping_add(u64::from(placed));
         placed
     }
@@ -539,7 +536,7 @@ impl CountedPages {
 
     /// Returns the number of counted puts.
     pub(super) fn cached(&self) -> u64 {
-        self.pages.pushed().wrapping_sub(self.uncounted)
+        self.pages.pushed()
     }
 
     /// Returns the number of counted takes.
