@@ -27,7 +27,7 @@ pub(crate) const CALLS: [i64; 6] = [
 ];
 
 /// Returns what one of the [calls](CALLS) takes away; `None` for another one, or nothing.
-pub(crate) fn going(call: &Notification, memory: &Memory) -> Option<Going> {
+pub(crate) fn going(call: &Notification) -> Option<Going> {
     let [first, second, third, fourth, fifth, _] = call.args;
     // Lengths are rounded up to pages. What is not aligned, or leaves a program's part of the address
     // space, is refused.
@@ -59,10 +59,10 @@ pub(crate) fn going(call: &Notification, memory: &Memory) -> Option<Going> {
         }
         libc::SYS_ftruncate => {
             let behind = Span::new(second, u64::MAX - second);
-            return Some(file("ftruncate", memory, call.tid, fd(), behind));
+            return Some(file("ftruncate", call.tid, fd(), behind));
         }
         libc::SYS_fallocate => {
-            return Some(file("fallocate", memory, call.tid, fd(), Span::new(third, fourth)));
+            return Some(file("fallocate", call.tid, fd(), Span::new(third, fourth)));
         }
         _ => return None,
     };
@@ -70,10 +70,10 @@ pub(crate) fn going(call: &Notification, memory: &Memory) -> Option<Going> {
 }
 
 /// Returns where a process has mapped a part of a file, shared.
-fn file(call: &'static str, memory: &Memory, tid: u32, fd: i32, part: Option<Span>) -> Going {
+fn file(call: &'static str, tid: u32, fd: i32, part: Option<Span>) -> Going {
     let inode = process::inode_of(tid, fd);
     let memory = match (inode, part) {
-        (Some(inode), Some(part)) => memory.shared_maps(inode, part),
+        (Some(inode), Some(part)) => Memory::shared_maps(tid, inode, part),
         _ => Vec::new(),
     };
     Going { call, memory }
@@ -85,9 +85,8 @@ mod tests {
     use std::os::fd::{AsFd, AsRawFd};
 
     fn spans(number: i64, args: [u64; 6]) -> Vec<(u64, u64)> {
-        let memory = Memory::of(std::process::id()).unwrap();
         let (id, tid, arch, pc) = (0, std::process::id(), 0, 0);
-        let going = going(&Notification { id, tid, number, arch, pc, args }, &memory).unwrap();
+        let going = going(&Notification { id, tid, number, arch, pc, args }).unwrap();
         going.memory.iter().map(|span| (span.first, span.last)).collect()
     }
 

@@ -5,7 +5,7 @@ use crate::symbols::Elf;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// The number of words of a stack that are kept for its frames, the most frames that are followed,
@@ -81,9 +81,9 @@ impl Memory {
         Err(libc::ENAMETOOLONG)
     }
 
-    /// Returns where the process has mapped a part of a file, shared.
-    pub(crate) fn shared_maps(&self, inode: Inode, part: Span) -> Vec<Span> {
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
+    /// Returns where a thread's process has mapped a part of a file, shared.
+    pub(crate) fn shared_maps(tid: u32, inode: Inode, part: Span) -> Vec<Span> {
+        let maps = fs::read_to_string(format!("/proc/{tid}/maps")).unwrap_or_default();
         let ranges = maps.lines().filter_map(Range::parse);
         let ranges = ranges.filter(|range| range.shared && range.inode == Some(inode));
         let overlap = |range: Range<'_>| {
@@ -97,9 +97,10 @@ impl Memory {
         ranges.filter_map(overlap).collect()
     }
 
-    /// Returns whether `len` bytes at `at` are mapped, and writable if `write`.
-    pub(crate) fn is_mapped(&self, at: u64, len: u64, write: bool) -> bool {
-        let Ok(maps) = fs::read_to_string(format!("/proc/{}/maps", self.pid)) else { return false };
+    /// Returns whether `len` bytes at `at` are mapped in a thread's process, and writable if `write`.
+    pub(crate) fn is_mapped(tid: u32, at: u64, len: u64, write: bool) -> bool {
+        // The process's first thread may have ended: it then has no maps.
+        let Ok(maps) = fs::read_to_string(format!("/proc/{tid}/maps")) else { return false };
         let Some(end) = at.checked_add(len) else { return false };
         let mut from = at;
         for range in maps.lines().filter_map(Range::parse) {
@@ -194,17 +195,37 @@ pub(crate) fn inode_of(tid: u32, fd: i32) -> Option<Inode> {
     Some((found.dev(), found.ino()))
 }
 
-/// Returns whether a descriptor of a thread is an eventfd.
-pub(crate) fn is_eventfd(tid: u32, fd: i32) -> bool {
-    let link = fs::read_link(format!("/proc/{tid}/fd/{fd}"));
-    link.is_ok_and(|link| link.to_string_lossy().starts_with("anon_inode:[eventfd"))
+/// Returns a copy of an eventfd of a thread.
+///
+/// # Errors
+/// `EBADF` where there is no such descriptor, `EINVAL` where it is another file.
+pub(crate) fn take_eventfd(tid: u32, fd: i32) -> Result<OwnedFd, i32> {
+    if fd < 0 {
+        return Err(libc::EBADF);
+    }
+    let taken = take_fd(tid, fd).map_err(|_| libc::EBADF)?;
+    // Only the copy stays what it is: another thread may put a file at the number, which an
+    // interrupt would then write to.
+    let link = fs::read_link(format!("/proc/self/fd/{}", taken.as_raw_fd()));
+    match link.is_ok_and(|link| link.to_string_lossy().starts_with("anon_inode:[eventfd")) {
+        true => Ok(taken),
+        false => Err(libc::EINVAL),
+    }
 }
 
 /// Returns a copy of a descriptor of a thread.
-pub(crate) fn take_fd(tid: u32, fd: i32) -> io::Result<OwnedFd> {
-    let pid = group_leader(tid).and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-    let pid = pid.ok_or(io::ErrorKind::NotFound)?;
-    let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+fn take_fd(tid: u32, fd: i32) -> io::Result<OwnedFd> {
+    let open = |tid: u32, flags| {
+        let pid = i32::try_from(tid).ok().and_then(Pid::from_raw);
+        Ok(rustix::process::pidfd_open(pid.ok_or(io::ErrorKind::NotFound)?, flags)?)
+    };
+    // `PIDFD_THREAD` (Linux 6.9): a thread may have descriptors of its own, and its process's first
+    // thread, which stands for the process before, may have ended.
+    let thread = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
+    let process = open(tid, thread).or_else(|error: io::Error| match error.raw_os_error() {
+        Some(libc::EINVAL) => open(group_leader(tid).unwrap_or(tid), PidfdFlags::empty()),
+        _ => Err(error),
+    })?;
     Ok(rustix::process::pidfd_getfd(process, fd, PidfdGetfdFlags::empty())?)
 }
 
@@ -236,7 +257,10 @@ impl Site {
     /// Describes the place: the thread, and the code that called the system's library, as far as
     /// there is unwind data; otherwise where the system call was made.
     pub(crate) fn describe(&self) -> String {
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
+        // The thread may have ended meanwhile, or the process's first thread, which then has none.
+        let maps_of = |task| fs::read_to_string(format!("/proc/{task}/maps")).unwrap_or_default();
+        let maps = Some(maps_of(self.pid)).filter(|maps| !maps.is_empty());
+        let maps = maps.unwrap_or_else(|| maps_of(self.tid));
         let ranges: Vec<Range<'_>> =
             maps.lines().filter_map(Range::parse).filter(|range| range.executable).collect();
         let mut frames: Vec<Frame> = Vec::new();
@@ -325,6 +349,19 @@ mod tests {
     }
 
     #[test]
+    fn only_eventfds_are_taken() {
+        let own = std::process::id();
+        let event = rustix::event::eventfd(7, rustix::event::EventfdFlags::empty()).unwrap();
+        let taken = take_eventfd(own, event.as_raw_fd()).unwrap();
+        let mut count = [0; 8];
+        rustix::io::read(&taken, &mut count).unwrap();
+        assert_eq!(u64::from_ne_bytes(count), 7);
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(take_eventfd(own, file.as_raw_fd()).unwrap_err(), libc::EINVAL);
+        assert_eq!(take_eventfd(own, -1).unwrap_err(), libc::EBADF);
+    }
+
+    #[test]
     fn strings_end_with_a_zero() {
         let text = c"/dev/vfio/vfio";
         let at = text.as_ptr().expose_provenance() as u64;
@@ -342,10 +379,15 @@ mod tests {
         let constant = CONSTANT.as_ptr().expose_provenance() as u64;
         let mut value = [0u8; 64];
         let at = value.as_mut_ptr().expose_provenance() as u64;
-        let memory = own();
-        assert!(memory.is_mapped(at, 64, true));
-        assert!(memory.is_mapped(constant, 64, false) && !memory.is_mapped(constant, 64, true));
-        assert!(!memory.is_mapped(at, 1 << 46, false) && !memory.is_mapped(at, u64::MAX, false));
-        assert!(!memory.is_mapped(4096, 1, false));
+        assert!(Memory::is_mapped(std::process::id(), at, 64, true));
+        assert!(
+            Memory::is_mapped(std::process::id(), constant, 64, false)
+                && !Memory::is_mapped(std::process::id(), constant, 64, true)
+        );
+        assert!(
+            !Memory::is_mapped(std::process::id(), at, 1 << 46, false)
+                && !Memory::is_mapped(std::process::id(), at, u64::MAX, false)
+        );
+        assert!(!Memory::is_mapped(std::process::id(), 4096, 1, false));
     }
 }

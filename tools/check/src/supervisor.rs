@@ -225,7 +225,7 @@ impl Supervisor {
     /// Looks at a call by which memory goes, before the kernel carries it out.
     fn look_at_memory(&mut self, call: &Notification) {
         let Ok(memory) = self.memory(call.tid) else { return };
-        if let Some(going) = memory_calls::going(call, &memory)
+        if let Some(going) = memory_calls::going(call)
             && self.listener.is_waiting(call.id)
         {
             self.kernel.memory_goes(&going, &Caller::new(call.tid, call.pc, 0, memory));

@@ -2,7 +2,7 @@
 
 use gimli::Register;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 /// The largest table that is read.
 const LIMIT: u64 = 64 << 20;
@@ -45,7 +45,11 @@ pub(crate) struct Elf {
 
 impl Elf {
     pub(crate) fn open(path: &str) -> Option<Self> {
-        let file = File::open(path).ok()?;
+        // The path is the program's, and may be that of a pipe by now, whose open would wait.
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+        if !file.metadata().ok()?.is_file() {
+            return None;
+        }
         let head = read(&file, 0, 64)?;
         if !head.starts_with(&[0x7f, b'E', b'L', b'F', 2, 1]) {
             return None;

@@ -187,13 +187,7 @@ fn trigger(
                 -1 => events.push(None),
                 fd if fd < -1 => return Err(libc::EINVAL),
                 fd => {
-                    if process::inode_of(caller.tid, fd).is_none() {
-                        return Err(libc::EBADF);
-                    }
-                    if !process::is_eventfd(caller.tid, fd) {
-                        return Err(libc::EINVAL);
-                    }
-                    events.push(Some(process::take_fd(caller.tid, fd).map_err(|_| libc::EBADF)?));
+                    events.push(Some(process::take_eventfd(caller.tid, fd)?));
                 }
             }
         }

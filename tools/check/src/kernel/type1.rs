@@ -3,6 +3,7 @@
 use super::abi::{Answer, Capabilities, Struct};
 use super::{Caller, Shared};
 use crate::findings;
+use crate::process::Memory;
 use crate::space::{Entry, Space, Span};
 use std::sync::Arc;
 
@@ -185,7 +186,7 @@ pub(crate) fn add(
     read: bool,
     write: bool,
 ) -> Result<(), i32> {
-    if !caller.memory.is_mapped(vaddr, span.len(), write) {
+    if !Memory::is_mapped(caller.tid, vaddr, span.len(), write) {
         return Err(libc::EFAULT);
     }
     if let Some(limit) = crate::process::lock_limit(caller.tid)

@@ -1,9 +1,11 @@
 /* attack MODE: programs that do to `pinfold check` what none should do. Each ends by itself, or is killed. */
 #include "driver.h"
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -334,6 +336,113 @@ static void underneath(void)
 	for (int i = 0; i < 8; i++) run(&admin, &(struct sqe){ .opcode = 6, .cid = 7, .prp1 = AT(IDENTIFY), .cdw10 = 1 });
 }
 
+/* Sets one eventfd of MSI-X, and raises its interrupt. */
+static int raise_interrupt(int event)
+{
+	char space[sizeof(struct vfio_irq_set) + 4];
+	struct vfio_irq_set *irqs = (void *)space;
+	*irqs = (struct vfio_irq_set){ .argsz = sizeof space, .index = 2, .count = 1, .flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER };
+	memcpy(irqs->data, &event, 4);
+	if (ioctl(device, VFIO_DEVICE_SET_IRQS, irqs)) return -1;
+	*irqs = (struct vfio_irq_set){ .argsz = sizeof *irqs, .index = 2, .count = 1, .flags = VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER };
+	return ioctl(device, VFIO_DEVICE_SET_IRQS, irqs);
+}
+
+/* A thread with descriptors of its own, in which an eventfd has the number that is a file's in the others'. */
+static int file;
+static void *own_descriptors(void *unused)
+{
+	CHECK(!unshare(CLONE_FILES));
+	int event = eventfd(0, 0);
+	uint64_t count = 0;
+	CHECK(dup2(event, file) == file);
+	/* Before Linux 6.9 the eventfd of one thread cannot be had. */
+	if (raise_interrupt(file)) CHECK(errno == EINVAL);
+	else CHECK(read(event, &count, 8) == 8 && count == 1);
+	return unused;
+}
+static void tables(void)
+{
+	struct stat found;
+	pthread_t thread;
+	open_device();
+	CHECK((file = memfd_create("file", 0)) >= 0);
+	CHECK(!pthread_create(&thread, NULL, own_descriptors, NULL) && !pthread_join(thread, NULL));
+	CHECK(!fstat(file, &found) && found.st_size == 0);
+}
+
+/* A file is put at the number of an eventfd, and taken away again, while the call looks at it. */
+static int events, swapped;
+static volatile int swap_ends;
+static void *swap_descriptors(void *unused)
+{
+	while (!swap_ends) CHECK(dup2(file, swapped) == swapped && dup2(events, swapped) == swapped);
+	return unused;
+}
+static void swaps(void)
+{
+	struct stat found;
+	pthread_t thread;
+	open_device();
+	CHECK((file = memfd_create("file", 0)) >= 0 && (events = eventfd(0, 0)) >= 0 && (swapped = dup(events)) >= 0);
+	CHECK(!pthread_create(&thread, NULL, swap_descriptors, NULL));
+	for (int i = 0; i < 3000; i++) if (raise_interrupt(swapped)) CHECK(errno == EINVAL);
+	swap_ends = 1;
+	CHECK(!pthread_join(thread, NULL));
+	CHECK(!fstat(file, &found) && found.st_size == 0);
+}
+
+/* All is done by a thread whose process has no first thread any more. */
+static void *without_first(void *first)
+{
+	char path[64], line[256] = "";
+	snprintf(path, sizeof path, "/proc/%d/stat", (int)getpid());
+	CHECK(!pthread_join(*(pthread_t *)first, NULL));
+	do {
+		int stat = open(path, O_RDONLY);
+		CHECK(read(stat, line, sizeof line - 1) > 0 && !close(stat));
+	} while (!strstr(line, ") Z "));
+	start(ENTRIES);
+	CHECK(!raise_interrupt(eventfd(0, 0)));
+	struct sqe c = read_to(1, FREE);
+	CHECK(!map(FREE, 1, BOTH) && run(&io, &c) == 0 && !unmap(FREE, 1));
+	CHECK(!unmap(FREE, 1));
+	stop();
+	exit(0);
+}
+static void first_ends(void)
+{
+	static pthread_t first, other;
+	first = pthread_self();
+	CHECK(!pthread_create(&other, NULL, without_first, &first));
+	pthread_exit(NULL);
+}
+
+/* The program's file is gone, and a pipe has the name that the kernel then reports for it. */
+static void piped(void)
+{
+	char path[4096], gone[4200];
+	ssize_t bytes = readlink("/proc/self/exe", path, sizeof path - 1);
+	CHECK(bytes > 0);
+	path[bytes] = 0;
+	snprintf(gone, sizeof gone, "%s.copy", path);
+	int from = open(path, O_RDONLY), to = open(gone, O_WRONLY | O_CREAT | O_TRUNC, 0700);
+	while ((bytes = read(from, path, sizeof path)) > 0) CHECK(write(to, path, bytes) == bytes);
+	CHECK(!close(from) && !close(to));
+	execl(gone, gone, "pipe", NULL);
+	exit(8);
+}
+static void pipe_in_place(char *self)
+{
+	char gone[4200];
+	CHECK(!unlink(self));
+	snprintf(gone, sizeof gone, "%s (deleted)", self);
+	CHECK(!mkfifo(gone, 0600));
+	open_device();
+	CHECK(!unmap(FREE, 1));
+	CHECK(!unlink(gone));
+}
+
 /* An address that an IOMMU of 39 bits does not translate; 48 bits do. */
 static void wide(void)
 {
@@ -430,6 +539,11 @@ int main(int argc, char **argv)
 	else if (!strcmp(mode, "killed")) killed();
 	else if (!strcmp(mode, "many")) many();
 	else if (!strcmp(mode, "underneath")) underneath();
+	else if (!strcmp(mode, "tables")) tables();
+	else if (!strcmp(mode, "swaps")) swaps();
+	else if (!strcmp(mode, "first-ends")) first_ends();
+	else if (!strcmp(mode, "piped")) piped();
+	else if (!strcmp(mode, "pipe")) pipe_in_place(argv[0]);
 	else if (!strcmp(mode, "wide")) wide();
 	else if (!strcmp(mode, "full")) full();
 	else if (!strcmp(mode, "daemon")) daemon_forever();

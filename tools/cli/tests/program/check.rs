@@ -1004,6 +1004,31 @@ fn descriptors_used_as_what_is_below() {
 }
 
 #[test]
+fn descriptors_of_one_thread() {
+    attacked(&[], "tables", Some(0));
+}
+
+#[test]
+fn a_descriptor_replaced_while_a_call_looks_at_it() {
+    attacked(&[], "swaps", Some(0));
+}
+
+#[test]
+fn a_process_without_its_first_thread() {
+    let report = attacked(&[], "first-ends", Some(0));
+    // The place is known, too.
+    assert_eq!(ids(&report), ["unmap-nothing"], "{report:#}");
+    let details = report["findings"][0]["details"].to_string();
+    assert!(details.contains("without_first+"), "{report:#}");
+}
+
+#[test]
+fn a_pipe_where_a_program_was() {
+    let report = attacked(&["--time-limit", "60s"], "piped", Some(0));
+    assert_eq!(ids(&report), ["unmap-nothing"], "{report:#}");
+}
+
+#[test]
 fn an_iommu_has_39_bits_or_48() {
     attacked(&[], "wide", Some(22));
     attacked(&["--iova-bits", "39"], "wide", Some(22));
