@@ -352,14 +352,17 @@ fn fixes_of_a_foreign_xdp_program_work() {
         "mount -t bpf bpf {mount} && exec python3 -c \"$0\" {} {number}",
         program.display()
     );
+    let attach = |mode| format!("ip link set dev v1 {mode} pinned {}", program.display());
     // In a mount namespace of its own the file would be gone with the command.
-    if !works(&["sh", "-c", &load, PINNED_PROGRAM]) {
+    if !works(&["sh", "-c", &load, PINNED_PROGRAM]) || !works(&["sh", "-c", &attach("xdpgeneric")])
+    {
         let _ = Command::new("umount").arg(mount.to_string()).status();
-        return skipped("needs python3, and a kernel that loads programs");
+        return skipped("needs python3, and a kernel and an `ip` that load and attach programs");
     }
+    run("ip link set dev v1 xdpgeneric off");
     let receive = || pinfold(&["receive", "v1", "--seconds", "100ms", "--memory", "8M"]);
     for mode in ["xdpdrv", "xdpgeneric"] {
-        run(&format!("ip link set dev v1 {mode} pinned {}", program.display()));
+        run(&attach(mode));
         let refused = receive();
         assert_eq!(refused.code, Some(1), "{mode}: {refused:?}");
         for fix in refused.err.split("`sudo ").skip(1) {
