@@ -159,6 +159,11 @@ impl Kernel {
         self.access.iter().any(|access| *access != Access::Closed)
     }
 
+    /// Returns whether a file is that of a device's descriptors.
+    pub(crate) fn is_device(&self, inode: Inode) -> bool {
+        self.devices.contains_key(&inode)
+    }
+
     fn find(&self, inode: Inode) -> Option<Id> {
         self.opened.iter().find(|(_, opened)| opened.inode == inode).map(|(id, _)| *id)
     }
@@ -374,11 +379,7 @@ impl Kernel {
                 match request {
                     abi::IOMMU_GET_INFO => iommu.info(&self.shared, caller).into(),
                     abi::IOMMU_MAP_DMA => match iommu.map(&self.shared, caller) {
-                        Ok(value) => {
-                            let map = Struct::read(&caller.memory, argument, 32);
-                            let span = map.ok().and_then(|map| Span::new(map.u64(16), map.u64(24)));
-                            Reply::Value(value, span.map(|span| (iommu.space, span)))
-                        }
+                        Ok(span) => Reply::Value(0, Some((iommu.space, span))),
                         Err(errno) => Reply::Error(errno),
                     },
                     abi::IOMMU_UNMAP_DMA => iommu.unmap(&self.shared, caller).into(),

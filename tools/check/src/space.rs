@@ -8,6 +8,9 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// How many ended mappings, and refused ones, are remembered for reports.
 const REMEMBERED: usize = 1024;
 
+/// The size of a page.
+const PAGE: u64 = 4096;
+
 /// A mapping.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
@@ -50,6 +53,8 @@ struct Inner {
     charged: HashMap<u32, u64>,
     /// How many mappings there are of a page of a process.
     copies: HashMap<(u32, u64), usize>,
+    /// No page below it is free, but page 0.
+    packed: u64,
 }
 
 impl Inner {
@@ -63,6 +68,22 @@ impl Inner {
             self.copies.remove(&(pid, entry.vaddr));
         }
     }
+}
+
+/// Returns the first mapping that overlaps `span`.
+fn overlapping(inner: &Inner, span: Span) -> Option<&Entry> {
+    let before = inner.maps.range(..=span.last).next_back();
+    // Mappings do not overlap, so the last one that begins before the end decides, unless an
+    // earlier one is wanted.
+    before.filter(|(_, map)| map.span.overlaps(&span))?;
+    let first = inner.maps.range(..=span.first).next_back();
+    let first = first.filter(|(_, map)| map.span.overlaps(&span));
+    first.or_else(|| inner.maps.range(span.first..).next()).map(|(_, map)| map)
+}
+
+/// Returns the page behind a mapping.
+fn page_behind(map: &Entry) -> Option<u64> {
+    map.span.last.checked_add(1)?.checked_next_multiple_of(PAGE)
 }
 
 /// An address space. An access holds off changes until it is over: what is unmapped is not accessed
@@ -96,14 +117,28 @@ impl Space {
 
     /// Returns the first mapping that overlaps `span`.
     pub(crate) fn overlapping(&self, span: Span) -> Option<Entry> {
-        let inner = self.inner();
-        let before = inner.maps.range(..=span.last).next_back();
-        // Mappings do not overlap, so the last one that begins before the end decides, unless an
-        // earlier one is wanted.
-        before.filter(|(_, map)| map.span.overlaps(&span))?;
-        let first = inner.maps.range(..=span.first).next_back();
-        let first = first.filter(|(_, map)| map.span.overlaps(&span));
-        first.or_else(|| inner.maps.range(span.first..).next()).map(|(_, map)| map.clone())
+        overlapping(&self.inner(), span).cloned()
+    }
+
+    /// Returns the first page, but page 0, from which on `len` bytes are free inside one of `ranges`.
+    pub(crate) fn gap(&self, len: u64, ranges: &[Span]) -> Option<u64> {
+        let mut inner = self.inner_mut();
+        let mut packed = inner.packed.max(PAGE);
+        // Remembered: a search of each map from the start would take longer with each one.
+        while let Some(taken) = overlapping(&inner, Span::new(packed, PAGE)?) {
+            packed = page_behind(taken)?;
+        }
+        inner.packed = packed;
+        for range in ranges {
+            let mut at = range.first.max(packed);
+            while let Some(span) = Span::new(at, len).filter(|span| range.holds(span)) {
+                match overlapping(&inner, span) {
+                    Some(taken) => at = page_behind(taken)?,
+                    None => return Some(at),
+                }
+            }
+        }
+        None
     }
 
     /// Returns the mappings whose memory overlaps `memory` of an address space: not those that the
@@ -172,6 +207,7 @@ impl Space {
         inner.serial += 1;
         for entry in &removed {
             inner.count(entry, false);
+            inner.packed = inner.packed.min(entry.span.first / PAGE * PAGE);
             let past = Past { span: entry.span, site: site.clone(), refused: None };
             remember(&mut inner.past, past);
         }
@@ -314,6 +350,35 @@ mod tests {
         // As after an exec.
         let other = Arc::new(Memory::of(std::process::id()).unwrap());
         assert!(space.of_memory(&other, Span::new(0x70000, 1).unwrap()).is_empty());
+    }
+
+    #[test]
+    fn gaps_are_the_first_that_are_large_enough() {
+        let memory = Arc::new(Memory::of(std::process::id()).unwrap());
+        let space = Space::default();
+        let ranges = [(0, 0x8000), (0x10000, 0x4000)].map(|(at, len)| Span::new(at, len).unwrap());
+        let gap = |len| space.gap(len, &ranges);
+        let add = |at, len| space.insert(entry(at, len, 0, &memory));
+        let remove = |at, len| space.remove(Span::new(at, len).unwrap(), &Site::default()).len();
+        assert_eq!([gap(1), gap(0x7000), gap(0x7001)], [Some(0x1000), Some(0x1000), None]);
+        add(0x1000, 0x1000);
+        add(0x2000, 0x800);
+        assert_eq!([gap(0x1000), gap(0x5000), gap(0x5001)], [Some(0x3000), Some(0x3000), None]);
+        add(0x4000, 0x1000);
+        assert_eq!([gap(0x1000), gap(0x1001)], [Some(0x3000), Some(0x5000)]);
+        assert_eq!([gap(0x3000), gap(0x3001), gap(0x4001)], [Some(0x5000), Some(0x10000), None]);
+        add(0x3000, 0x1000);
+        add(0x5000, 0x3000);
+        assert_eq!(gap(1), Some(0x10000));
+        // What becomes free is found again, also before and inside of what was searched.
+        assert_eq!(remove(0x2000, 0x1000), 1);
+        assert_eq!([gap(0x1000), gap(0x1001)], [Some(0x2000), Some(0x10000)]);
+        assert_eq!(remove(0x1000, 0x1000), 1);
+        assert_eq!(gap(0x2000), Some(0x1000));
+        let end = [Span { first: u64::MAX - 0xfff, last: u64::MAX }];
+        assert_eq!(space.gap(0x1000, &end), Some(u64::MAX - 0xfff));
+        add(u64::MAX - 0xfff, 0x1000);
+        assert_eq!(space.gap(0x1000, &end), None);
     }
 
     #[test]

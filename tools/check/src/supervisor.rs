@@ -9,11 +9,14 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
 
 /// How often closed devices and masked interrupts are looked at, and how often after a time without
 /// a call or a command.
@@ -208,18 +211,24 @@ impl Supervisor {
         }
         #[cfg(target_arch = "x86_64")]
         if number == libc::SYS_open {
-            return self.open(call, libc::AT_FDCWD, first, int(second));
+            return self.open(call, libc::AT_FDCWD, first, int(second), 0);
         }
         if number == libc::SYS_openat {
-            return self.open(call, int(first), second, int(third));
+            return self.open(call, int(first), second, int(third), 0);
         }
-        // openat2: the flags are the first field of a structure.
+        // openat2: flags, mode, and how the path is resolved, in a structure. The kernel refuses one
+        // that is shorter, or has flags of its upper half.
         let Ok(memory) = self.memory(call.tid) else { return Reply::Resume };
-        let mut flags = [0; 8];
-        if memory.read(third, &mut flags).is_err() {
-            return Reply::Resume;
+        let mut how = [0u64; 3];
+        let is_read =
+            fourth >= size_of_val(&how) as u64 && memory.read(third, how.as_mut_bytes()).is_ok();
+        let [flags, _, resolve] = how;
+        match u32::try_from(flags) {
+            Ok(flags) if is_read => {
+                self.open(call, int(first), second, flags.cast_signed(), resolve)
+            }
+            _ => Reply::Resume,
         }
-        self.open(call, int(first), second, int(u64::from_ne_bytes(flags)))
     }
 
     /// Looks at a call by which memory goes, before the kernel carries it out.
@@ -232,8 +241,17 @@ impl Supervisor {
         }
     }
 
-    fn open(&mut self, call: &Notification, folder: i32, path: u64, flags: i32) -> Reply {
-        if flags & libc::O_PATH != 0 {
+    fn open(
+        &mut self,
+        call: &Notification,
+        folder: i32,
+        path: u64,
+        flags: i32,
+        resolve: u64,
+    ) -> Reply {
+        const NEW: i32 = libc::O_CREAT | libc::O_EXCL;
+        // Opened as what it is, an empty file; or refused as such.
+        if flags & (libc::O_PATH | libc::O_DIRECTORY) != 0 || flags & NEW == NEW {
             return Reply::Resume;
         }
         let Ok(memory) = self.memory(call.tid) else { return Reply::Resume };
@@ -241,11 +259,15 @@ impl Supervisor {
         if !namespace::may_be_node(&path) {
             return Reply::Resume;
         }
-        let Some(found) = locate(call.tid, folder, &path) else { return Reply::Resume };
+        let found = locate(call.tid, folder, &path, flags, resolve);
         if !self.listener.is_waiting(call.id) {
             return Reply::Resume;
         }
-        match self.nodes.iter().find(|(inode, _)| *inode == found) {
+        // The kernel opens no device by what is in /proc, as it has no file of its own.
+        if found.iter().any(|found| self.kernel.is_device(*found)) {
+            return Reply::Error(libc::ENXIO);
+        }
+        match self.nodes.iter().find(|(inode, _)| found.contains(inode)) {
             // All but the container's node belong to one user, as udev makes them.
             Some((_, node)) if *node != Node::Container && !process::may_open(call.tid) => {
                 Reply::Error(libc::EACCES)
@@ -320,26 +342,49 @@ fn start_of(tid: u32) -> Option<[u64; 2]> {
     Some([start, stack])
 }
 
-/// Returns the file that a thread's path leads to.
-fn locate(tid: u32, folder: i32, path: &[u8]) -> Option<Inode> {
-    let open = |name: &str| -> Option<OwnedFd> {
+/// Returns the number of a thread's own descriptor that a path names.
+fn own_descriptor(path: &[u8]) -> Option<i32> {
+    let names: [&[u8]; 3] = [b"/proc/self/fd/", b"/proc/thread-self/fd/", b"/dev/fd/"];
+    let number = names.iter().find_map(|name| path.strip_prefix(*name))?;
+    std::str::from_utf8(number).ok()?.parse().ok()
+}
+
+/// Returns the file that a thread's path leads to; of a relative path also the file to which it leads
+/// by links to absolute paths.
+fn locate(tid: u32, folder: i32, path: &[u8], flags: i32, resolve: u64) -> Vec<Inode> {
+    let how = ResolveFlags::from_bits_retain(resolve);
+    let follow = flags & libc::O_NOFOLLOW == 0;
+    // This process would find its own there.
+    if let Some(fd) = own_descriptor(path).filter(|_| follow && how.is_empty()) {
+        return process::inode_of(tid, fd).into_iter().collect();
+    }
+    let place = |name: &str| format!("/proc/{tid}/{name}");
+    let find = |from: &str, path: &[u8], how: ResolveFlags| -> Option<Inode> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        rustix::fs::open(format!("/proc/{tid}/{name}"), flags, Mode::empty()).ok()
+        let from = rustix::fs::open(place(from), flags, Mode::empty()).ok()?;
+        let flags = if follow { flags } else { flags | OFlags::NOFOLLOW };
+        let found = rustix::fs::openat2(from, path, flags, Mode::empty(), how).ok()?;
+        let found = rustix::fs::fstat(found).ok()?;
+        Some((found.st_dev, found.st_ino))
     };
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let found = if path.starts_with(b"/") {
-        // Absolute links inside begin at the thread's root too.
-        let inside = ResolveFlags::IN_ROOT;
-        rustix::fs::openat2(open("root")?, path, flags, Mode::empty(), inside).ok()?
-    } else {
-        let folder = match folder {
-            libc::AT_FDCWD => open("cwd")?,
-            fd => open(&format!("fd/{fd}"))?,
-        };
-        rustix::fs::openat(folder, path, flags, Mode::empty()).ok()?
+    // Absolute links inside begin at the thread's root too.
+    let in_root = how | ResolveFlags::IN_ROOT;
+    // Then its folder is the root, or may not be left.
+    let is_scoped = how.intersects(ResolveFlags::IN_ROOT | ResolveFlags::BENEATH);
+    if path.starts_with(b"/") && !is_scoped {
+        return find("root", path, in_root).into_iter().collect();
+    }
+    let folder = match folder {
+        libc::AT_FDCWD => "cwd".to_owned(),
+        fd => format!("fd/{fd}"),
     };
-    let found = rustix::fs::fstat(found).ok()?;
-    Some((found.st_dev, found.st_ino))
+    let whole = || {
+        let (at, root) = (std::fs::read_link(place(&folder)), std::fs::read_link(place("root")));
+        let whole = at.ok()?.strip_prefix(root.ok()?).ok()?.join(OsStr::from_bytes(path));
+        find("root", whole.as_os_str().as_bytes(), in_root)
+    };
+    let by_links = if is_scoped { None } else { whole() };
+    find(&folder, path, how).into_iter().chain(by_links).collect()
 }
 
 fn ending_of(status: WaitStatus) -> Ending {

@@ -166,22 +166,6 @@ impl Iommufd {
         if room < count { Err(libc::EMSGSIZE) } else { Ok(0) }
     }
 
-    /// Chooses an address: the first gap that is aligned as the memory is.
-    fn choose(&self, shared: &Shared, space: &Space, len: u64) -> Option<u64> {
-        let mut at = PAGE;
-        loop {
-            let span = Span::new(at, len)?;
-            if let Some(taken) = space.overlapping(span) {
-                at = taken.span.last.checked_add(1)?.checked_next_multiple_of(PAGE)?;
-            } else if is_translated(shared.iova_bits, span) {
-                return Some(at);
-            } else {
-                let [_, second] = ranges(shared.iova_bits);
-                at = (at < second.first).then_some(second.first)?;
-            }
-        }
-    }
-
     fn check(&self, shared: &Shared, id: u32, space: &Space, span: Span) -> Result<(), i32> {
         if self.has_device(id) && !is_translated(shared.iova_bits, span) {
             return Err(libc::EINVAL);
@@ -207,7 +191,7 @@ impl Iommufd {
         Span::new(vaddr, len).ok_or(libc::EOVERFLOW)?;
         let at = match flags & FIXED != 0 {
             true => command.u64(32),
-            false => self.choose(shared, &space, len).ok_or(libc::ENOSPC)?,
+            false => space.gap(len, &ranges(shared.iova_bits)).ok_or(libc::ENOSPC)?,
         };
         let span = Span::new(at, len).ok_or(libc::EOVERFLOW)?;
         if self.has_device(id) && at % PAGE != 0 {
@@ -247,7 +231,7 @@ impl Iommufd {
         let space = self.ioas(to)?;
         let at = match flags & FIXED != 0 {
             true => to_iova,
-            false => self.choose(shared, &space, len).ok_or(libc::ENOSPC)?,
+            false => space.gap(len, &ranges(shared.iova_bits)).ok_or(libc::ENOSPC)?,
         };
         let span = Span::new(at, len).ok_or(libc::EOVERFLOW)?;
         self.check(shared, to, &space, span)?;

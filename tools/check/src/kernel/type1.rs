@@ -84,8 +84,8 @@ impl Type1 {
         info.write(&caller.memory, at)
     }
 
-    /// `VFIO_IOMMU_MAP_DMA`.
-    pub(crate) fn map(&self, shared: &Shared, caller: &Caller) -> Answer {
+    /// `VFIO_IOMMU_MAP_DMA`: returns what it has mapped.
+    pub(crate) fn map(&self, shared: &Shared, caller: &Caller) -> Result<Span, i32> {
         let map = Struct::sized(&caller.memory, caller.argument, 32)?;
         let (flags, vaddr, iova, size) = (map.u32(4), map.u64(8), map.u64(16), map.u64(24));
         if flags & !(MAP_READ | MAP_WRITE | MAP_VADDR) != 0 {
@@ -125,7 +125,7 @@ impl Type1 {
             let text = format!("{} of {ENTRY_LIMIT} mappings of a container are in use", count + 1);
             shared.findings.add(&findings::ENTRY_LIMIT, text, || vec![caller.site().describe()]);
         }
-        Ok(0)
+        Ok(span)
     }
 
     /// `VFIO_IOMMU_UNMAP_DMA`.

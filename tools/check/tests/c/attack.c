@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -443,6 +444,71 @@ static void pipe_in_place(char *self)
 	CHECK(!unlink(gone));
 }
 
+/* Paths of every kind to a node; what the kernel refuses is refused. */
+static int resolved(int folder, const char *path, uint64_t flags, uint64_t resolve, size_t size)
+{
+	uint64_t how[3] = { flags, 0, resolve };
+	return syscall(SYS_openat2, folder, path, how, size);
+}
+static int is_container(int fd) { return fd >= 0 && ioctl(fd, VFIO_GET_API_VERSION) == 0 && !close(fd); }
+static void paths(void)
+{
+	enum { NO_XDEV = 1, NO_SYMLINKS = 4, BENEATH = 8, IN_ROOT = 16 };
+	char folder[] = "/tmp/pinfold-paths-XXXXXX", link[64], path[64];
+	const char *node = "/dev/vfio/vfio";
+	CHECK(mkdtemp(folder));
+	snprintf(link, sizeof link, "%s/vfio", folder);
+	CHECK(!symlink(node, link) && !chdir(folder));
+	int at = open(folder, O_PATH), dev = open("/dev", O_PATH), top = open("/", O_PATH);
+	CHECK(is_container(open(link, O_RDWR)) && is_container(open("vfio", O_RDWR)) && is_container(openat(at, "vfio", O_RDWR)));
+	CHECK(is_container(openat(dev, "vfio/vfio", O_RDWR)) && is_container(openat(dev, "../dev/vfio/vfio", O_RDWR)));
+	CHECK(is_container(resolved(at, node, O_RDWR, 0, 24)) && is_container(resolved(at, node, O_RDWR, NO_SYMLINKS, 24)));
+	CHECK(is_container(resolved(dev, "vfio/vfio", O_RDWR, BENEATH | NO_XDEV, 24)));
+	CHECK(is_container(resolved(dev, "/vfio/vfio", O_RDWR, IN_ROOT, 24)));
+	CHECK(resolved(at, node, O_RDWR, BENEATH, 24) < 0 && errno == EXDEV);
+	CHECK(resolved(at, node, O_RDWR, IN_ROOT, 24) < 0 && errno == ENOENT);
+	CHECK(resolved(at, "vfio", O_RDWR, BENEATH, 24) < 0 && errno == EXDEV);
+	CHECK(resolved(at, "vfio", O_RDWR, NO_SYMLINKS, 24) < 0 && errno == ELOOP);
+	CHECK(resolved(at, node, O_RDWR, 0, 8) < 0 && errno == EINVAL);
+	CHECK(resolved(at, node, O_RDWR | 1ull << 40, 0, 24) < 0 && errno == EINVAL);
+	CHECK(open("vfio", O_RDWR | O_NOFOLLOW) < 0 && errno == ELOOP);
+	CHECK(open(node, O_RDWR | O_DIRECTORY) < 0 && errno == ENOTDIR);
+	CHECK(open(node, O_RDWR | O_CREAT | O_EXCL, 0600) < 0 && errno == EEXIST);
+	/* By a descriptor: a node is opened, and a device is not opened again. */
+	snprintf(path, sizeof path, "/proc/self/fd/%d", open(node, O_PATH));
+	CHECK(is_container(open(path, O_RDWR)));
+	CHECK(open(path, O_RDWR | O_NOFOLLOW) < 0 && errno == ELOOP);
+	open_device();
+	snprintf(path, sizeof path, "/proc/thread-self/fd/%d", device);
+	CHECK(open(path, O_RDWR) < 0 && errno == ENXIO);
+	snprintf(path, sizeof path, "/dev/fd/%d", container);
+	CHECK(open(path, O_RDWR) < 0 && errno == ENXIO);
+	/* In a root of its own. */
+	snprintf(path, sizeof path, "%s/inside", folder);
+	CHECK(!unlink(link) && !mkdir(path, 0700) && !mount("/dev", path, NULL, MS_BIND | MS_REC, NULL));
+	CHECK(!chroot(folder) && !chdir("/inside") && is_container(open("vfio/vfio", O_RDWR)));
+	CHECK(!symlink("/inside/vfio/vfio", "/vfio") && !chdir("/") && is_container(open("vfio", O_RDWR)));
+	CHECK(!unlink("/vfio") && !umount2("/inside", MNT_DETACH) && !rmdir("/inside"));
+	CHECK(!fchdir(top) && !chroot(".") && !rmdir(folder));
+}
+
+/* An iommufd chooses the addresses of very many maps. */
+static void chosen(void)
+{
+	struct { uint32_t size, flags, id; } alloc = { sizeof alloc, 0, 0 };
+	struct { uint32_t size, flags, id, reserved; uint64_t at, len, iova; } map;
+	struct { uint32_t size, id; uint64_t iova, len; } unmap;
+	int iommufd = open("/dev/iommu", O_RDWR);
+	uint8_t *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(!ioctl(iommufd, 0x3b81, &alloc));
+	for (uint64_t i = 0; i < 20000; i++) {
+		map = (typeof(map)){ sizeof map, 6, alloc.id, 0, (uintptr_t)page, PAGE, 0 };
+		CHECK(!ioctl(iommufd, 0x3b85, &map) && map.iova == (i + 1) * PAGE);
+	}
+	unmap = (typeof(unmap)){ sizeof unmap, alloc.id, 0, ~0ull };
+	CHECK(!ioctl(iommufd, 0x3b86, &unmap) && unmap.len == 20000 * PAGE);
+}
+
 /* An address that an IOMMU of 39 bits does not translate; 48 bits do. */
 static void wide(void)
 {
@@ -544,6 +610,8 @@ int main(int argc, char **argv)
 	else if (!strcmp(mode, "first-ends")) first_ends();
 	else if (!strcmp(mode, "piped")) piped();
 	else if (!strcmp(mode, "pipe")) pipe_in_place(argv[0]);
+	else if (!strcmp(mode, "paths")) paths();
+	else if (!strcmp(mode, "chosen")) chosen();
 	else if (!strcmp(mode, "wide")) wide();
 	else if (!strcmp(mode, "full")) full();
 	else if (!strcmp(mode, "daemon")) daemon_forever();

@@ -1029,6 +1029,18 @@ fn a_pipe_where_a_program_was() {
 }
 
 #[test]
+fn paths_of_every_kind_to_a_node() {
+    let report = attacked(&["--fail-on", "note"], "paths", Some(0));
+    assert_eq!(ids(&report), [""; 0], "{report:#}");
+}
+
+#[test]
+fn very_many_addresses_that_an_iommufd_chooses() {
+    let report = attacked(&["--time-limit", "300s"], "chosen", Some(0));
+    assert_eq!(ids(&report), ["mapped-often"], "{report:#}");
+}
+
+#[test]
 fn an_iommu_has_39_bits_or_48() {
     attacked(&[], "wide", Some(22));
     attacked(&["--iova-bits", "39"], "wide", Some(22));
