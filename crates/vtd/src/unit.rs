@@ -80,7 +80,7 @@ pub enum UnitError {
         /// How many there are.
         limit: u32,
     },
-    /// The device is attached.
+    /// The device is attached, or its detach could not be flushed.
     #[error("device {device} is attached to domain {domain} already: detach it first")]
     Attached {
         /// The device.
@@ -134,6 +134,7 @@ pub struct Unit<R, W> {
     queue: Arc<Queue<R, W>>,
     capabilities: Capabilities,
     /// Commands are given one after the other ("Global Command Register").
+    /// Devices are attached and detached between them: each needs the queue to the end.
     commands: Mutex<()>,
     tables: Mutex<Tables>,
     /// Status words: word 0 for the unit, word 1 for what nobody looks at, then the domains'.
@@ -435,12 +436,15 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
             let what = "it does not support TLBs of devices (ECAP, DT)";
             return Err(UnitError::Unsupported { what, cap, ecap });
         }
+        let _one = self.commands.lock();
         self.refuse_not_enabled("attach a device")?;
         let did = domain.state.id;
         {
             let mut tables = self.tables.lock();
             let [low, high] = self.context(&mut tables, device)?;
-            if low.load(Ordering::Relaxed) & PRESENT != 0 {
+            // Also of an entry that `detach` has cleared and could not flush: the unit may still
+            // have it cached, as one of that domain, which no flush below names.
+            if domain_in(high) != 0 {
                 return Err(UnitError::Attached { device, domain: domain_in(high) });
             }
             if let Some(queue_depth) = tlb {
@@ -464,22 +468,19 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     /// afterwards: without it, a device need not answer the flush of its TLB.
     ///
     /// # Errors
-    /// [`UnitError::NotEnabled`], [`UnitError::NotAttached`]: nothing has changed. [`UnitError::NotFlushed`]: the device may
-    /// still reach what the domain maps, and what it maps later.
+    /// [`UnitError::NotEnabled`], [`UnitError::NotAttached`]: nothing has changed.
+    /// [`UnitError::NotFlushed`]: the device may still reach what the domain maps, and what it maps
+    /// later; it counts as attached until a later call has flushed.
     pub fn detach(&self, device: SourceId, domain: &Attachments) -> Result<(), UnitError> {
+        let _one = self.commands.lock();
         self.refuse_not_enabled("detach a device")?;
         let did = domain.state.id;
-        {
-            let mut tables = self.tables.lock();
-            let [low, high] = self.context(&mut tables, device)?;
-            if low.load(Ordering::Relaxed) & PRESENT == 0 || domain_in(high) != did {
-                return Err(UnitError::NotAttached { device });
-            }
-            low.store(0, Ordering::Release);
-            W::write_back(core::slice::from_ref(low));
-            high.store(0, Ordering::Relaxed);
-            W::write_back(core::slice::from_ref(high));
+        let [low, high] = self.context(&mut self.tables.lock(), device)?;
+        if domain_in(high) != did {
+            return Err(UnitError::NotAttached { device });
         }
+        low.store(0, Ordering::Release);
+        W::write_back(core::slice::from_ref(low));
         // Each behind a wait, since each is filled from the one before ("Invalidation of Translation
         // Caches").
         self.flush_context(device, did, did)?;
@@ -488,8 +489,11 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
             let flush = descriptor::device_tlb(tlb, throttled, Scope::Domain);
             self.flush(&[flush], "a device's TLB")?;
         }
-        // Only now: until here the domain's flushes name it too.
+        // Only now: until here the domain's flushes name it too, and after an error the call is
+        // repeated. The unit reads nothing of an entry that is not present.
         domain.state.remove_tlb(device);
+        high.store(0, Ordering::Relaxed);
+        W::write_back(core::slice::from_ref(high));
         Ok(())
     }
 

@@ -314,6 +314,59 @@ fn what_was_cached_is_reached_until_the_flush_and_not_afterwards() {
     }
 }
 
+/// A context entry stays cached as one of the domain that it was of, and no other domain's flush
+/// drops it ("Context-cache Invalidate Descriptor").
+#[test]
+fn a_device_is_attached_until_its_detach_is_flushed() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (first, at_first) = domain(&unit);
+    let (_, at_second) = domain(&unit);
+    unit.attach(DEVICE, &at_first, None).unwrap();
+    let mapping = first.map(Payload::new(1), Bidirectional).unwrap();
+    let iova = mapping.iova().start().raw();
+    assert!(double.access(DEVICE, iova, true).is_some());
+    double.state().holds = true;
+    let late = unit.detach(DEVICE, &at_first);
+    assert_eq!(late, Err(UnitError::NotFlushed { what: "a context entry" }));
+    // The flush is lost: an error replaces what is in the queue.
+    double.state().bad_fetch = true;
+    double.state().holds = false;
+    double.run();
+    let refused = UnitError::Attached { device: DEVICE, domain: at_first.id() };
+    assert_eq!(unit.attach(DEVICE, &at_second, None), Err(refused));
+    assert_eq!(unit.attach(DEVICE, &at_first, None), Err(refused));
+    let refused = UnitError::NotAttached { device: DEVICE };
+    assert_eq!(unit.detach(DEVICE, &at_second), Err(refused));
+    assert!(double.access(DEVICE, iova, true).is_some(), "by the entry that is cached");
+    unit.detach(DEVICE, &at_first).unwrap();
+    assert_eq!(double.access(DEVICE, iova, true), None);
+    assert_eq!(unit.detach(DEVICE, &at_first), Err(refused));
+    unit.attach(DEVICE, &at_second, None).unwrap();
+    assert_eq!(double.access(DEVICE, iova, true), None);
+}
+
+#[test]
+fn a_detach_that_a_device_did_not_answer_is_repeated() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, attachments) = domain(&unit);
+    unit.attach(DEVICE, &attachments, Some(4)).unwrap();
+    double.state().ats.insert(DEVICE.0);
+    let mapping = domain.map(Payload::new(1), Bidirectional).unwrap();
+    let iova = mapping.iova().start().raw();
+    assert!(double.access(DEVICE, iova, true).is_some());
+    double.state().mute.insert(DEVICE.0);
+    let late = unit.detach(DEVICE, &attachments);
+    assert_eq!(late, Err(UnitError::NotFlushed { what: "a device's TLB" }));
+    assert!(double.access(DEVICE, iova, true).is_some(), "by its own TLB");
+    double.state().mute.clear();
+    unit.detach(DEVICE, &attachments).unwrap();
+    assert_eq!(double.access(DEVICE, iova, true), None);
+    // Flushes of the domain no longer name it.
+    double.state().log.clear();
+    drop(mapping.unmap().unwrap());
+    assert_eq!(double.state().log, ["iotlb 3", "wait"]);
+}
+
 #[test]
 fn a_unit_without_flushes_of_pages_flushes_the_domain() {
     let (double, unit) = enabled::<Coherent>(CAP & !(1 << 39), ECAP);
