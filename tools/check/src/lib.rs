@@ -258,12 +258,17 @@ pub fn run(config: &CheckConfig) -> Result<CheckReport, CheckError> {
         .map_err(|errno| system("PR_SET_CHILD_SUBREAPER")(errno.into()))?;
     let own_user = !supervisor::may_mount();
     let memory = config.watch_memory;
+    let children = supervisor::Children::open().map_err(system("opening /proc/self/task"))?;
     let (child, listener) = sys::spawn::spawn(&config.program, changes, own_user, memory)
         .map_err(|error| start_error(error, name))?;
-    let mut supervisor = Supervisor::new(kernel, listener, child.id());
+    // What the program opens is open here, too. It has the limit that it was given.
+    let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    files.current = files.maximum;
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, files);
+    let mut supervisor = Supervisor::new(kernel, listener, child.id(), children);
     let ending = supervisor.run(child.id(), config.time_limit, &config.stop);
     if ending.is_err() {
-        supervisor::kill_descendants();
+        supervisor.kill_children();
     }
     let ending = ending.map_err(system("the notification"))?;
     drop(supervisor);

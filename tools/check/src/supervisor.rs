@@ -10,9 +10,11 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -56,12 +58,24 @@ pub(crate) struct Supervisor {
     known: HashMap<u32, Known>,
     /// The address spaces by process and the start of its stack.
     memories: HashMap<(u32, u64), Arc<Memory>>,
+    children: Children,
 }
 
 impl Supervisor {
-    pub(crate) fn new(kernel: Kernel, listener: Listener, program: u32) -> Self {
+    pub(crate) fn new(
+        kernel: Kernel,
+        listener: Listener,
+        program: u32,
+        children: Children,
+    ) -> Self {
         let nodes = namespace::nodes(program, &kernel.shared.functions);
-        Self { kernel, listener, nodes, known: HashMap::new(), memories: HashMap::new() }
+        let (known, memories) = (HashMap::new(), HashMap::new());
+        Self { kernel, listener, nodes, known, memories, children }
+    }
+
+    /// Kills what there is of the program.
+    pub(crate) fn kill_children(&self) {
+        self.children.kill();
     }
 
     /// Answers until no process of the program is left; returns how the first one ended.
@@ -86,7 +100,7 @@ impl Supervisor {
             }
             // Until none is left: each may start others meanwhile.
             if is_killed(ending) {
-                kill_descendants();
+                self.children.kill();
             }
             let busy = self.kernel.has_open_device() && now.duration_since(active) < BUSY_TIME;
             let (listening, ended) = self.wait(if busy { LOOK } else { IDLE_LOOK })?;
@@ -395,30 +409,44 @@ fn ending_of(status: WaitStatus) -> Ending {
     }
 }
 
-/// Kills all processes that this one has started, and theirs: they become its own when their
-/// parents end.
-pub(crate) fn kill_descendants() {
-    let mut tasks: Vec<String> = Vec::new();
-    let own = std::process::id();
-    let Ok(threads) = std::fs::read_dir(format!("/proc/{own}/task")) else { return };
-    for thread in threads.flatten() {
-        let children = thread.path().join("children");
-        tasks.extend(std::fs::read_to_string(children).ok());
+/// The lists of this process's children, which are open before the program can use up what
+/// descriptors there are.
+#[derive(Debug)]
+pub(crate) struct Children(Vec<File>);
+
+impl Children {
+    /// Opens the list of the calling thread, whose child the program is, and that of the first one,
+    /// which gets the processes whose parents have ended.
+    pub(crate) fn open() -> io::Result<Self> {
+        let first = std::process::id().to_string();
+        let own = rustix::thread::gettid().as_raw_nonzero().to_string();
+        let list = |thread: &String| File::open(format!("/proc/self/task/{thread}/children"));
+        let lists = [&first].into_iter().chain((own != first).then_some(&own)).map(list);
+        Ok(Self(lists.collect::<io::Result<_>>()?))
     }
-    let mut next: Vec<u32> = tasks
-        .iter()
-        .flat_map(|list| list.split_whitespace())
-        .filter_map(|n| n.parse().ok())
-        .collect();
-    while let Some(pid) = next.pop() {
-        let Ok(list) = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")) else {
-            continue;
-        };
-        next.extend(list.split_whitespace().filter_map(|n| n.parse::<u32>().ok()));
-        if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-            let _ = rustix::process::kill_process(pid, Signal::KILL);
+
+    /// Kills all processes that this one has started, and theirs, as far as these can be found:
+    /// they become its own when their parents have ended, so it is called until none is left.
+    pub(crate) fn kill(&self) {
+        let mut next = Vec::new();
+        for list in &self.0 {
+            let mut text = vec![0; 1 << 16];
+            let len = list.read_at(&mut text, 0).unwrap_or(0);
+            text.truncate(len);
+            next.extend(pids(&String::from_utf8_lossy(&text)));
+        }
+        while let Some(pid) = next.pop() {
+            let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            next.extend(pids(&list.unwrap_or_default()));
+            if let Some(pid) = Pid::from_raw(pid) {
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+            }
         }
     }
+}
+
+fn pids(list: &str) -> Vec<i32> {
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 /// Returns whether this process may mount without a user namespace of its own.

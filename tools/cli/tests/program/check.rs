@@ -1086,6 +1086,31 @@ fn nothing_survives_a_kill_of_check() {
     wait(0);
 }
 
+/// Processes that keep every descriptor which check may have are killed with the others.
+#[test]
+fn a_time_limit_needs_no_descriptor() {
+    let crowd = "for child in 1 2 3; do
+        (for i in $(seq 64); do { exec {fd}<>/dev/vfio/vfio; } 2>/dev/null || break; done; exec sleep 1785) &
+    done; wait";
+    let mut command = Command::new("prlimit");
+    command.args(["--nofile=64:64", env!("CARGO_BIN_EXE_pinfold"), "check", "--time-limit", "2s"]);
+    command.args(["--", "bash", "-c", crowd]);
+    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let start = std::time::Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if start.elapsed().as_secs() > 120 {
+            child.kill().unwrap();
+            panic!("it goes on after its time limit");
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    };
+    assert_eq!(status.code(), Some(124));
+}
+
 #[test]
 fn a_signal_ends_all_that_the_program_has_started() {
     let asleep = || {
