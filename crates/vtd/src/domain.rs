@@ -2,7 +2,7 @@
 //! of its own, and the translation of its memory.
 
 use crate::descriptor::{self, TlbDevice, Words};
-use crate::queue::{Aborts, HardwarePage, Queue};
+use crate::queue::{Aborts, HardwarePage, Queue, Sender};
 use crate::registers::Registers;
 use crate::source::SourceId;
 use crate::write_back::WriteBack;
@@ -175,7 +175,8 @@ impl<R: Registers, W: WriteBack, T: Send + Sync> InvalidationQueue for DomainQue
                 put(descriptor::wait(self.state.status_at, low_half(ticket.0), false));
             }
         };
-        self.queue.submit(count, &self.aborts, self.is_in_flight(), fill)?;
+        let sender = Sender::Domain { begun: self.is_in_flight() };
+        self.queue.submit(count, &self.aborts, sender, fill)?;
         drop(devices);
         if let Some(ticket) = wait {
             self.submitted.store(ticket.0, Ordering::Release);

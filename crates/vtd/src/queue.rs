@@ -69,16 +69,13 @@ struct Ring {
     tail: usize,
     /// Everything before this slot has been fetched, as far as it is known; not masked.
     head: usize,
-    /// Whether the unit takes descriptors: between `enable` and `disable`.
+    /// Whether domains may submit: between `enable` and `disable`. What is written while the unit
+    /// takes no descriptors is lost when it does again.
     open: bool,
 }
 
 impl Ring {
-    /// None while the unit is not enabled: what is written then is lost when it is.
     fn free(&self) -> usize {
-        if !self.open {
-            return 0;
-        }
         CAPACITY.saturating_sub(self.tail.wrapping_sub(self.head))
     }
 
@@ -101,6 +98,20 @@ impl Ring {
             W::write_back(words);
         }
     }
+}
+
+/// On whose behalf descriptors are submitted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sender {
+    /// A domain, which submits as it is used. `begun` says whether it has waits in flight, or a part
+    /// of a batch: then nothing is accepted after an abort until it has restarted.
+    Domain {
+        /// See above.
+        begun: bool,
+    },
+    /// The unit between its commands. It knows whether the queue is enabled, and submits to one that
+    /// is closed to domains, too.
+    Unit,
 }
 
 fn slot_of(register: u64) -> usize {
@@ -141,7 +152,7 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
         self.registers.write64(IQA, ring.page.phys.raw());
     }
 
-    /// Accepts descriptors from now on, or refuses them as a full queue does: they are submitted at
+    /// Accepts descriptors of domains from now on, or refuses them as a full queue does: they are submitted at
     /// a poll when it accepts again.
     pub(crate) fn set_open(&self, open: bool) {
         self.ring.lock().open = open;
@@ -159,6 +170,9 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
     /// Returns how many descriptors are accepted now. Reads a register only when few are.
     pub(crate) fn accepts(&self) -> usize {
         let mut ring = self.ring.lock();
+        if !ring.open {
+            return 0;
+        }
         if ring.free() < SLOTS / 2 {
             ring.advance(&self.registers);
         }
@@ -166,13 +180,12 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
     }
 
     /// Submits `count` descriptors, which `fill` passes one after the other to what it is given, by one
-    /// write of the tail. Allocates nothing. `begun` says whether the requester has waits in
-    /// flight, or a part of a batch: then nothing is accepted after an abort until it has restarted.
+    /// write of the tail. Allocates nothing.
     pub(crate) fn submit(
         &self,
         count: usize,
         aborts: &Aborts,
-        begun: bool,
+        sender: Sender,
         fill: impl FnOnce(&mut dyn FnMut(Words)),
     ) -> Result<(), QueueError> {
         if self.has_failed() {
@@ -180,7 +193,13 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
         }
         let mut ring = self.ring.lock();
         let now = self.aborts.load(Ordering::Relaxed);
-        if begun && aborts.0.load(Ordering::Relaxed) != now {
+        let refused = match sender {
+            Sender::Domain { begun } => {
+                !ring.open || begun && aborts.0.load(Ordering::Relaxed) != now
+            }
+            Sender::Unit => false,
+        };
+        if refused {
             return Err(QueueError::Full);
         }
         if ring.free() < count {

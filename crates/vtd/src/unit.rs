@@ -4,7 +4,7 @@
 use crate::descriptor::{self, TlbDevice};
 use crate::domain::{DomainQueue, DomainState};
 use crate::fault::Fault;
-use crate::queue::{Aborts, HardwarePage, Queue, REGISTER_POLLS};
+use crate::queue::{Aborts, HardwarePage, Queue, REGISTER_POLLS, Sender};
 use crate::registers::{
     Capabilities, EVENT_MASKED, FECTL, FSTS, FaultStatus, GCMD, GSTS, Global, IECTL, IQH, IQT,
     PMEN, PROTECTED_ENABLE, PROTECTED_STATUS, RTADDR, Registers,
@@ -177,6 +177,10 @@ const FLUSH_POLLS: u32 = if cfg!(test) { 10_000 } else { 100_000_000 };
 /// How often a flush of the unit's own is submitted again after an abort.
 const FLUSH_ATTEMPTS: u32 = 4;
 
+/// Commands that both ways to disable a unit give.
+const DISABLE: &str = "to disable translation";
+const EMPTY_QUEUE: &str = "to empty the queue";
+
 /// P of root and context entries, bit 0: present ("Root Entry", "Context Entry").
 const PRESENT: u64 = 1;
 /// TT of a context entry, bits 2 and 3: 1 lets a device translate addresses by itself.
@@ -284,7 +288,9 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         Ok(())
     }
 
-    /// Disables translation, and then the queue, once it is empty.
+    /// Disables translation, and then the queue, once it is empty and a wait of the unit's own was the
+    /// last to complete: before that, flushes that were fetched may still be carried out ("Queued
+    /// Invalidation Interface").
     ///
     /// # Errors
     /// [`UnitError::Command`]: what comes after the step that failed is still enabled.
@@ -296,11 +302,23 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         let was_open = self.queue.is_open();
         // First: nothing is submitted behind what the queue is emptied of.
         self.queue.set_open(false);
-        // SAFETY: the caller's promise is the one required.
-        let disabled = unsafe { disable(self.registers()) };
+        let disabled = self.end_translation(was_open).and_then(|()| {
+            // SAFETY: the caller's promise is the one required.
+            unsafe { disable(self.registers()) }
+        });
         // Of an error the queue is still enabled: it is what is disabled last.
         self.queue.set_open(disabled.is_err() && was_open);
         disabled
+    }
+
+    /// Disables translation, and then waits for the queue, if that is enabled.
+    fn end_translation(&self, queue: bool) -> Result<(), UnitError> {
+        command(self.registers(), Global::TRANSLATION, false, DISABLE)?;
+        if queue && self.flush(&[], "the queue").is_err() {
+            let status = self.registers().read32(GSTS);
+            return Err(UnitError::Command { what: EMPTY_QUEUE, status });
+        }
+        Ok(())
     }
 
     fn refuse_not_enabled(&self, what: &'static str) -> Result<(), UnitError> {
@@ -323,7 +341,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
             };
             let count = descriptors.len() + 1;
             let mut polls = 0;
-            while let Err(error) = self.queue.submit(count, &self.aborts, false, fill) {
+            while let Err(error) = self.queue.submit(count, &self.aborts, Sender::Unit, fill) {
                 polls += 1;
                 if error == QueueError::Failed || polls == FLUSH_POLLS {
                     return Err(UnitError::NotFlushed { what });
@@ -594,8 +612,9 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     }
 }
 
-/// Disables translation of a unit, and then its queue, once that is empty: what
-/// [`Unit::disable`] does, for an owner of the registers that outlives the unit's other handles.
+/// Disables translation of a unit, and then its queue, once that is empty, for an owner of the
+/// registers that outlives the unit's other handles. It cannot see whether what was fetched has
+/// completed, as [`Unit::disable`] does: flushes that matter have been waited for.
 ///
 /// # Errors
 /// As there.
@@ -603,11 +622,11 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
 /// # Safety
 /// As there; and nothing else gives the unit a command meanwhile.
 pub unsafe fn disable(registers: &impl Registers) -> Result<(), UnitError> {
-    command(registers, Global::TRANSLATION, false, "to disable translation")?;
+    command(registers, Global::TRANSLATION, false, DISABLE)?;
     // QH and QT, bits 4 to 18.
     let place = |register| registers.read64(register) >> 4 & 0x7fff;
     let is_empty = || place(IQH) == place(IQT);
-    poll(registers, "to empty the queue", is_empty, true)?;
+    poll(registers, EMPTY_QUEUE, is_empty, true)?;
     command(registers, Global::QUEUE, false, "to disable the queue")
 }
 

@@ -160,6 +160,12 @@ pub(crate) struct State {
     pub(crate) holds: bool,
     /// Devices that do not answer.
     pub(crate) mute: BTreeSet<u16>,
+    /// How often the status of faults is read before waits that were fetched complete.
+    pub(crate) delay: u32,
+    /// Waits that have not completed: where they write, and what.
+    late: Vec<(u64, u64)>,
+    /// Whether nothing but a wait was carried out last.
+    quiesced: bool,
     /// The next descriptor cannot be fetched.
     pub(crate) bad_fetch: bool,
     /// How many descriptors beyond one that times out have been fetched.
@@ -204,6 +210,9 @@ impl Double {
             log: Vec::new(),
             holds: false,
             mute: BTreeSet::new(),
+            delay: 0,
+            late: Vec::new(),
+            quiesced: true,
             bad_fetch: false,
             prefetched: 0,
             deaf: false,
@@ -241,7 +250,13 @@ impl Registers for Double {
         match offset {
             VER => 0x10,
             GSTS => state.gsts,
-            FSTS => state.status(),
+            FSTS => {
+                state.delay = state.delay.saturating_sub(1);
+                if state.delay == 0 {
+                    state.complete();
+                }
+                state.status()
+            }
             PMEN => {
                 assert!(state.cap >> 5 & 3 != 0, "a register that the unit does not have");
                 let read = state.pmen;
@@ -383,6 +398,7 @@ impl State {
             }
             0x0400_0000 => {
                 assert_eq!(self.iqh, self.iqt, "the queue is empty before it is disabled");
+                assert!(self.quiesced && self.late.is_empty(), "and its last wait has completed");
                 "no queue".into()
             }
             _ => panic!("a command that is not expected: {value:#x}"),
@@ -398,6 +414,7 @@ impl State {
         while self.gsts & 1 << 26 != 0 && self.iqh != self.iqt && !self.stands_still() {
             let at = self.iqa + self.iqh;
             let words = [self.read(at), self.read(at + 8)].map(Option::unwrap);
+            self.quiesced = words[0] & 0xf == 5;
             if std::mem::take(&mut self.bad_fetch) || self.carry_out(words).is_none() {
                 self.log.push("error".into());
                 self.fsts |= 1 << 4;
@@ -412,6 +429,15 @@ impl State {
                     }
                 }
             }
+        }
+    }
+
+    /// Completes the waits that were fetched.
+    fn complete(&mut self) {
+        for (at, data) in self.late.drain(..) {
+            let status = word(at).expect("a status word");
+            let before = status.load(Ordering::Relaxed);
+            status.store(before >> 32 << 32 | data, Ordering::Release);
         }
     }
 
@@ -497,10 +523,11 @@ impl State {
                     // SW and IF both 0: some implementations refuse it.
                     return None;
                 }
-                let status = word(high & !7).expect("a status word");
                 assert_eq!(high & 7, 0, "the low half of a word");
-                let before = status.load(Ordering::Relaxed);
-                status.store(before >> 32 << 32 | low >> 32, Ordering::Release);
+                self.late.push((high, low >> 32));
+                if self.delay == 0 {
+                    self.complete();
+                }
                 self.log.push(if low & 1 << 6 == 0 { "wait" } else { "fence" }.into());
             }
             _ => return None,

@@ -7,12 +7,12 @@ use super::double::{
 use crate::fault::Reason;
 use crate::registers::{FECTL, IECTL, Registers};
 use crate::source::SourceId;
-use crate::unit::{Attachments, Unit, UnitError};
+use crate::unit::{Attachments, Unit, UnitError, disable};
 use crate::write_back::{Coherent, WriteBack};
 use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::{Domain, NotQuiesced};
-use pinfold_core::invalidate::{Descriptor, InvalidationQueue, Scope, WaitLimit};
+use pinfold_core::invalidate::{Descriptor, InvalidationQueue, Scope, Ticket, WaitLimit};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn a_unit_is_enabled_in_the_order_of_the_specification() {
     assert_eq!(double.access(DEVICE, 0x1234, true), None);
     // SAFETY: no device is active.
     unsafe { unit.disable() }.unwrap();
-    assert_eq!(double.state().log[7..], ["disable", "no queue"]);
+    assert_eq!(double.state().log[7..], ["disable", "wait", "no queue"]);
     assert_eq!(double.access(DEVICE, 0x1234, true), Some(0x1234));
 }
 
@@ -105,9 +105,36 @@ fn a_unit_is_not_disabled_before_the_last_descriptor_is_fetched() {
         double.state().holds = true;
         let flush = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false };
         queue.submit(&vec![flush; count], None).unwrap();
+        // By the registers alone, as an owner of them does.
         // SAFETY: no device is active.
-        let error = unsafe { unit.disable() }.unwrap_err();
+        let error = unsafe { disable(unit.registers()) }.unwrap_err();
         assert!(error.to_string().contains("to empty the queue"), "{count}: {error}");
+    }
+}
+
+/// An empty queue may have waits that were fetched and have not completed ("Queued Invalidation
+/// Interface": it is quiesced when it is empty and a wait was the last to complete).
+#[test]
+fn a_queue_is_disabled_when_its_last_wait_has_completed() {
+    // A wait that is late, and a part of a batch without one.
+    for (delay, wait) in [(3, Some(Ticket(1))), (0, None)] {
+        let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+        let (_, attachments) = domain(&unit);
+        let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
+        double.state().delay = delay;
+        let flush = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false };
+        queue.submit(&[flush], wait).unwrap();
+        assert_eq!(queue.completed(), Ticket(0));
+        // SAFETY: no device is active.
+        unsafe { unit.disable() }.unwrap();
+        assert_eq!(queue.completed(), wait.unwrap_or(Ticket(0)));
+        let log = double.state().log.clone();
+        assert_eq!(log[log.len() - 3..], ["disable", "wait", "no queue"]);
+        // A queue that is not enabled is told nothing.
+        let tails = double.counts().0;
+        // SAFETY: no device is active.
+        unsafe { unit.disable() }.unwrap();
+        assert_eq!(double.counts().0, tails);
     }
 }
 
