@@ -12,7 +12,7 @@ pub struct Fault {
     pub device: SourceId,
     /// The page that it accessed.
     pub page: Iova,
-    /// Whether it wrote.
+    /// Whether it wrote, an atomic operation included.
     pub write: bool,
     /// Why.
     pub reason: Reason,
@@ -107,7 +107,8 @@ impl Fault {
     pub(crate) const HELD: u64 = 1 << 63;
 
     /// Decodes a record. Low half: FI, the page, in bits 12 to 63. High half: SID in bits 0 to 15,
-    /// FR in bits 32 to 39, T1 (a read) in bit 62.
+    /// FR in bits 32 to 39. T1 in bit 62 and T2 in bit 28: neither is a write, T1 alone a read, and both
+    /// an atomic operation, which writes, too. Units that do not tell these have T2 0.
     #[expect(clippy::cast_possible_truncation, reason = "fields of 16 and 8 bits")]
     pub(crate) const fn decode(low: u64, high: u64) -> Option<Self> {
         if high & Self::HELD == 0 {
@@ -116,7 +117,7 @@ impl Fault {
         Some(Self {
             device: SourceId(high as u16),
             page: Iova::new(low & !0xfff),
-            write: high >> 62 & 1 == 0,
+            write: high >> 62 & 1 == 0 || high >> 28 & 1 != 0,
             reason: Reason::new((high >> 32) as u8),
         })
     }

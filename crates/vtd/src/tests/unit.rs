@@ -71,7 +71,11 @@ fn a_unit_is_enabled_once() {
     assert!(double.access(DEVICE, iova, true).is_some());
     // SAFETY: no device is active.
     unsafe { unit.disable() }.unwrap();
+    double.state().log.clear();
     unit.enable().unwrap();
+    // The queue is empty: nothing that was in it before is carried out again.
+    let expected = ["root", "queue", "context 1", "wait", "iotlb 1", "wait", "enable"];
+    assert_eq!(double.state().log, expected);
     drop(mapping.unmap().unwrap());
     assert_eq!(double.access(DEVICE, iova, true), None);
 }
@@ -536,6 +540,15 @@ fn faults_are_read_in_order_decoded_and_freed() {
     assert_eq!(pages, [1, 2, 3, 4]);
     assert_eq!(unit.take_faults(), (vec![], false));
     assert_eq!(unit.registers().read32(crate::registers::FSTS), 0);
+}
+
+#[test]
+fn an_atomic_operation_that_is_refused_has_written() {
+    let write = |kind: u64| crate::fault::Fault::decode(0, 1 << 63 | 5 << 32 | kind).unwrap().write;
+    let (t1, t2) = (1 << 62, 1 << 28);
+    // PP, bit 31, and PRIV, bit 29, tell nothing of it.
+    let others = 1 << 31 | 1 << 29;
+    assert_eq!([0, t1, t1 | others, t1 | t2].map(write), [true, false, false, true]);
 }
 
 #[test]
