@@ -1030,12 +1030,18 @@ fn a_pipe_where_a_program_was() {
 
 #[test]
 fn paths_of_every_kind_to_a_node() {
+    if !crate::limits::is_root() {
+        return crate::common::skipped("it mounts, and changes its root");
+    }
     let report = attacked(&["--fail-on", "note"], "paths", Some(0));
     assert_eq!(ids(&report), [""; 0], "{report:#}");
 }
 
 #[test]
 fn very_many_addresses_that_an_iommufd_chooses() {
+    if !crate::limits::is_root() {
+        return crate::common::skipped("it locks more memory than a user may");
+    }
     let report = attacked(&["--time-limit", "300s"], "chosen", Some(0));
     assert_eq!(ids(&report), ["mapped-often"], "{report:#}");
 }
