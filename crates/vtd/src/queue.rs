@@ -128,9 +128,8 @@ impl Aborts {
 }
 
 impl<R: Registers, W: WriteBack> Queue<R, W> {
-    /// A queue in `page`, which is not yet enabled. Waits of no interest write to `unseen`.
+    /// A queue in `page`, which is zero, and not yet enabled. Waits of no interest write to `unseen`.
     pub(crate) fn new(registers: R, page: HardwarePage, unseen: PhysAddr) -> Self {
-        page.zero::<W>();
         Self {
             capabilities: Capabilities::read(&registers),
             registers,

@@ -1,7 +1,9 @@
 //! The queue: one tail write a batch, batches in parts, tickets that wrap, aborts.
 
 use super::allocations::allocations;
-use super::double::{Double, Heap, Identity, Payload, SNOOPING as CAP, SNOOPING_EXTENDED as ECAP};
+use super::double::{
+    Double, Heap, Identity, Lines, Payload, SNOOPING as CAP, SNOOPING_EXTENDED as ECAP,
+};
 use super::unit::{DEVICE, LIMIT, domain, enabled};
 use crate::domain::DomainQueue;
 use crate::queue::CAPACITY;
@@ -70,6 +72,49 @@ fn tickets_go_on_where_the_status_word_wraps() {
     assert!(queue.completed().0 > u64::from(u32::MAX));
 }
 
+/// A status of 0 would be taken for the first ticket behind 2^32.
+#[test]
+fn a_queue_that_continues_begins_with_the_status_of_its_ticket() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let first = u64::from(u32::MAX);
+    let (backend, _) = backend(&unit, first);
+    double.state().holds = true;
+    backend.queue().submit(&[DOMAIN], Some(Ticket(first + 1))).unwrap();
+    assert_eq!(backend.queue().completed(), Ticket(first), "nothing has been carried out");
+}
+
+/// Has the unit abort what `queue` submits, and returns when that is found.
+fn abort(double: &Double, queue: &DomainQueue<Double, Coherent, Identity>) {
+    double.state().bad_fetch = true;
+    queue.submit(&[DOMAIN], None).unwrap();
+    assert!((0..1_000).any(|_| queue.has_aborted()), "the error is found");
+}
+
+#[test]
+fn an_abort_concerns_those_alone_that_have_something_in_flight() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (first, _) = backend(&unit, 0);
+    let (idle, _) = backend(&unit, 7);
+    let (first, idle) = (first.queue(), idle.queue());
+    idle.submit(&[DOMAIN], Some(Ticket(8))).unwrap();
+    assert_eq!(idle.completed(), Ticket(8));
+    abort(&double, first);
+    assert!(!idle.has_aborted(), "it has nothing in flight");
+    double.state().holds = true;
+    idle.submit(&[DOMAIN], Some(Ticket(9))).unwrap();
+    assert!(!idle.has_aborted(), "the abort was before");
+    double.state().holds = false;
+    double.run();
+    assert_eq!(idle.completed(), Ticket(9));
+    // The other one has to restart first, and has nothing in flight then.
+    assert_eq!(first.submit(&[DOMAIN], Some(Ticket(1))), Err(QueueError::Full));
+    first.restart();
+    abort(&double, idle);
+    assert!(!first.has_aborted(), "its part ended with the abort before");
+    first.submit(&[DOMAIN], Some(Ticket(1))).unwrap();
+    assert_eq!(first.completed(), Ticket(1));
+}
+
 #[test]
 fn a_status_that_no_wait_has_written_is_not_believed() {
     let (double, unit) = enabled::<Coherent>(CAP, ECAP);
@@ -105,6 +150,28 @@ fn a_full_queue_accepts_again_when_it_has_been_worked_on() {
     // Many times around the ring.
     for ticket in 2..2_000 {
         queue.submit(&[DOMAIN; 7], Some(Ticket(ticket))).unwrap();
+        assert_eq!(queue.completed(), Ticket(ticket));
+    }
+}
+
+#[test]
+fn a_queue_that_is_not_enabled_accepts_nothing_of_domains() {
+    let double = Double::new(CAP, ECAP);
+    let unit = Unit::<_, Coherent>::new(double.clone(), Box::new(Heap), 48).unwrap();
+    let (backend, _) = backend(&unit, 0);
+    assert_eq!(backend.queue().accepts(), 0);
+    let refused = backend.queue().submit(&[DOMAIN], Some(Ticket(1)));
+    assert_eq!((refused, double.counts().0), (Err(QueueError::Full), 0));
+}
+
+#[test]
+fn every_slot_of_a_queue_is_written_back() {
+    let (_, unit) = enabled::<Lines>(CAP, ECAP & !1);
+    let (_, attachments) = domain(&unit);
+    let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
+    // Two slots each.
+    for ticket in 1..=CAPACITY as u64 {
+        queue.submit(&[DOMAIN], Some(Ticket(ticket))).unwrap();
         assert_eq!(queue.completed(), Ticket(ticket));
     }
 }
