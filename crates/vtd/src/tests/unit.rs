@@ -116,6 +116,14 @@ fn a_unit_is_not_disabled_before_the_last_descriptor_is_fetched() {
     }
 }
 
+#[test]
+fn an_owner_of_the_registers_alone_disables_translation_and_the_queue() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    // SAFETY: no device is active.
+    unsafe { disable(unit.registers()) }.unwrap();
+    assert_eq!(double.state().log, ["disable", "no queue"]);
+}
+
 /// An empty queue may have waits that were fetched and have not completed ("Queued Invalidation
 /// Interface": it is quiesced when it is empty and a wait was the last to complete).
 #[test]
