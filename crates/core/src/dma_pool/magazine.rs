@@ -162,6 +162,9 @@ impl Depot {
         } else {
             self.cut(magazine);
         }
+        // Not in `cut` alone: a block may be cut while a shrink has others aside, which then come
+        // back and leave the depot, too.
+        self.peak = self.peak.max(self.blocks - self.free());
         !magazine.is_empty()
     }
 
@@ -175,18 +178,14 @@ impl Depot {
         }
         self.cut += count as u64;
         self.fresh_blocks -= count as u64;
-        // Only here: blocks are cut when the depot has no others, so all that were are outside now,
-        // and there are never more of them outside.
-        self.peak = self.peak.max(self.cut - self.aside);
         let arrays = self.arrays();
         let more = usize::try_from(self.cut)
             .unwrap_or(usize::MAX)
             .div_ceil(self.cap.magazine)
             .saturating_sub(arrays);
         self.empty.extend((0..more).map(|_| vec![0; self.cap.magazine].into()));
-        // Each of them can hold all arrays from now on.
-        self.full.reserve(arrays + more - self.full.len());
-        self.empty.reserve(arrays + more - self.empty.len());
+        // Blocks are cut when no array is full; all of them can be from now on.
+        self.full.reserve(arrays + more);
     }
 
     fn arrays(&self) -> usize {
@@ -312,5 +311,80 @@ impl Depot {
         let arrays = (self.arrays() + of_owners + 1) * self.cap.magazine * 4;
         let lists = (self.full.capacity() + self.empty.capacity()) * size_of::<Box<[u32]>>();
         arrays + lists + self.chunks.capacity() * size_of::<Chunk>()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A depot of so many blocks, which no owner has had, and of arrays of two numbers.
+    fn depot(blocks: u32) -> Depot {
+        let mut depot = Depot::new(Cap::new(4, 1));
+        depot.fresh.push_back(0..blocks);
+        depot.fresh_blocks = blocks.into();
+        depot.blocks = blocks.into();
+        depot
+    }
+
+    /// So many magazines of it, full.
+    fn refilled(depot: &mut Depot, count: usize) -> Vec<Magazine> {
+        let mut magazines: Vec<_> = (0..count).map(|_| magazine(2)).collect();
+        for magazine in &mut magazines {
+            assert!(depot.refill(magazine));
+            assert_eq!(magazine.len(), 2);
+        }
+        magazines
+    }
+
+    #[test]
+    fn the_peak_is_the_most_blocks_that_were_outside() {
+        let mut depot = depot(10);
+        let mut first = refilled(&mut depot, 1);
+        depot.take_all(&mut first[0]);
+        let aside = depot.take_oldest().unwrap();
+        // Fresh ones are cut, because the others are set aside.
+        let mut second = refilled(&mut depot, 1);
+        assert_eq!((depot.cut, depot.peak), (4, 2), "not those that are set aside");
+        let numbers = aside.to_vec();
+        depot.put_back(aside, &numbers);
+        let mut third = refilled(&mut depot, 1);
+        assert_eq!((depot.cut, depot.peak), (4, 4), "they have left the depot again");
+        depot.take_all(&mut second[0]);
+        depot.take_all(&mut third[0]);
+        refilled(&mut depot, 1);
+        assert_eq!(depot.peak, 4, "it does not fall");
+    }
+
+    #[test]
+    fn a_free_finds_room_for_each_full_array() {
+        let mut depot = depot(64);
+        let mut magazines = refilled(&mut depot, 32);
+        let room = (depot.full.capacity(), depot.empty.capacity());
+        magazines.iter_mut().for_each(|magazine| depot.take_all(magazine));
+        assert_eq!((depot.full.len(), depot.empty.len()), (32, 0));
+        assert_eq!((depot.full.capacity(), depot.empty.capacity()), room, "a list has grown");
+    }
+
+    #[test]
+    fn a_shrink_leaves_arrays_for_what_is_still_cut() {
+        let mut depot = depot(64);
+        let mut magazines = refilled(&mut depot, 32);
+        magazines.iter_mut().skip(2).for_each(|magazine| depot.take_all(magazine));
+        for _ in 0..29 {
+            let array = depot.take_oldest().unwrap();
+            depot.put_back(array, &[]);
+        }
+        // As where the chunks of those are removed.
+        depot.cut -= depot.aside;
+        depot.blocks -= depot.aside;
+        depot.aside = 0;
+        assert_eq!((depot.cut, depot.full.len(), depot.empty.len()), (6, 1, 31));
+        assert_eq!(depot.surplus().len(), 29);
+        let room = (depot.full.capacity(), depot.empty.capacity());
+        assert!(room.0 < 32 && room.1 < 32, "the lists shrink, too: {room:?}");
+        magazines.iter_mut().take(2).for_each(|magazine| depot.take_all(magazine));
+        assert_eq!((depot.full.len(), depot.empty.len()), (3, 0));
+        assert_eq!((depot.full.capacity(), depot.empty.capacity()), room, "a list has grown");
     }
 }

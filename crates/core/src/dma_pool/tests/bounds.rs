@@ -179,3 +179,20 @@ fn what_a_pool_takes_is_bounded_by_the_units_of_its_chunks() {
         }
     }
 }
+
+/// The numbers of so many free blocks take 4 bytes each, in arrays that are full before the shrink.
+#[test]
+fn a_shrink_frees_the_arrays_of_the_blocks_that_it_releases() {
+    const BLOCKS: usize = 64_000;
+    let heap = heap(8);
+    let pool = pool(&heap, 64);
+    let mut owner = pool.local();
+    let blocks: Vec<_> = (0..BLOCKS).map(|_| owner.alloc_raw().unwrap()).collect();
+    owner.free_bulk(&blocks).unwrap();
+    owner.flush();
+    let grown = pool.metadata_bytes();
+    assert!(pool.shrink() > 0);
+    assert_eq!(pool.stats().blocks, 0);
+    let freed = grown.saturating_sub(pool.metadata_bytes());
+    assert!(freed >= 4 * BLOCKS, "{freed} bytes");
+}
