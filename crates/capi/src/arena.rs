@@ -543,3 +543,38 @@ pub unsafe extern "C" fn pf_arena_region(arena: *mut pf_arena_t, region: *mut pf
         Ok(0)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{pf_domain_destroy, pf_domain_soft};
+    use std::ptr::null_mut;
+
+    /// A program may map it for each request: what the arena keeps of its domains does not grow.
+    #[test]
+    fn an_arena_keeps_each_of_its_domains_once() {
+        let mut made = [null_mut(); 2];
+        for domain in &mut made {
+            // SAFETY: the result is a local.
+            assert_eq!(unsafe { pf_domain_soft(domain) }, 0);
+        }
+        let opts = pf_arena_opts {
+            struct_size: size_of::<pf_arena_opts>(),
+            size: 4096,
+            policy: PF_POLICY_WHOLE,
+            ..pf_arena_opts::DEFAULT
+        };
+        let mut arena = null_mut();
+        // SAFETY: options and result are locals.
+        assert_eq!(unsafe { pf_arena_create(made[0], &raw const opts, &raw mut arena) }, 0);
+        for _ in 0..3 {
+            for domain in made {
+                // SAFETY: NULL is allowed.
+                assert_eq!(unsafe { pf_arena_map_into(arena, domain, null_mut()) }, 0);
+            }
+        }
+        assert_eq!(ARENAS.get_waiting(arena).unwrap().domains.lock().unwrap().len(), 2);
+        assert_eq!(pf_arena_destroy(arena), 0);
+        made.into_iter().for_each(|domain| assert_eq!(pf_domain_destroy(domain), 0));
+    }
+}

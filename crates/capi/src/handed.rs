@@ -117,6 +117,19 @@ mod tests {
         }
     }
 
+    /// What an earlier call has left in errno says nothing of this one.
+    #[test]
+    fn an_open_descriptor_is_not_gone_after_an_earlier_failure() {
+        let own = EventFd::new().unwrap();
+        let open = handed(&own, NUMBER + 1);
+        // SAFETY: a number that no file has.
+        assert_eq!(unsafe { libc::fcntl(-1, libc::F_GETFD) }, -1);
+        assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EBADF));
+        assert!(!open.is_gone());
+        drop(open);
+        assert!(!is_open(NUMBER + 1));
+    }
+
     #[test]
     fn the_first_call_makes_it() {
         let (own, mut place) = (EventFd::new().unwrap(), None);

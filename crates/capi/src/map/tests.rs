@@ -375,6 +375,23 @@ fn the_descriptor_announces_each_end_once() {
 }
 
 #[test]
+fn memory_that_is_announced_is_in_use_until_its_ticket_is_asked_about() {
+    let config = SoftConfig { timeout: Duration::from_secs(3600), ..SoftConfig::default() };
+    let program = program(config, PF_POLICY_PER_USE);
+    let memory = program.alloc(4096);
+    let fd = pf_quiesce_fd(program.owner);
+    let ticket = program.revoke(&[program.map(memory, 4096, pf_dir::PF_BIDIR).0]);
+    assert!(readable(fd, Duration::from_secs(60)));
+    // This call finds that the flush has ended, too.
+    let empty = program.revoke(&[]);
+    assert_eq!(pf_free(program.arena, memory), -libc::EBUSY);
+    assert_eq!(pf_quiesced(program.owner, ticket), 1);
+    assert_eq!(pf_quiesced(program.owner, empty), 1);
+    assert_eq!(pf_free(program.arena, memory), 0);
+    program.end();
+}
+
+#[test]
 fn the_descriptor_announces_a_deadline_and_a_failure() {
     let timeout = Duration::from_millis(20);
     let hanging = SoftConfig { hang_from: Some(1), timeout, ..SoftConfig::default() };

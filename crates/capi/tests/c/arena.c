@@ -175,6 +175,9 @@ static void own_memory_and_files(void) {
     OK(pf_arena_create(domain, &per_use, &third));
     OK(pf_arena_map_into(third, second, &iova));
     CHECK(iova == 0);
+    char *of_third = pf_alloc(third, 4096, NULL);
+    REFUSED(ENXIO, "mapped per use", pf_iova(second, of_third, 1, &iova));
+    OK(pf_free(third, of_third));
     OK(pf_arena_destroy(third));
     OK(pf_domain_destroy(second));
     OK(pf_free(other, memory));

@@ -206,6 +206,14 @@ static void bulk(void) {
     for (unsigned i = 0; i < 128; i++)
         CHECK(blocks[i].va == (i < 101 ? NULL : (void *)&bad) && blocks[i].tag == i);
     CHECK(stats_of(pool).in_use == 0);
+    /* What the blocks of a refused call name stays allocated. */
+    pf_block_t live;
+    OK(pf_get(cache, &live));
+    for (unsigned i = 0; i < 100; i++)
+        blocks[i] = (pf_block_t){.va = live.va, .iova = live.iova, .len = live.len, .tag = i};
+    REFUSED(ENOMEM, "99 of 100 blocks are available", pf_get_bulk(cache, blocks, 100));
+    CHECK(stats_of(pool).in_use == 1);
+    OK(pf_put(cache, &live));
     OK(pf_get_bulk(cache, blocks, 100));
     CHECK(stats_of(pool).in_use == 100);
     for (unsigned i = 0; i < 100; i++) {
