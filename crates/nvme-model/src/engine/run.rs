@@ -170,6 +170,8 @@ impl<B: Bus> Engine<B> {
     }
 
     fn work(&mut self) -> Result<bool, BusFault> {
+        // Before the queues are looked at: what was submitted before the release is held by then.
+        let released = self.faults.take_release();
         let mut any = self.report_events()?;
         for id in 0..=self.config.queues {
             any |= self.drain(id)?;
@@ -178,7 +180,7 @@ impl<B: Bus> Engine<B> {
                 return Ok(true);
             }
         }
-        any |= self.resume(!any)?;
+        any |= self.resume(!any, released)?;
         self.interrupt();
         Ok(any)
     }
@@ -358,8 +360,7 @@ impl<B: Bus> Engine<B> {
     }
 
     /// Executes held commands that are due; `idle`: the controller has nothing else to do.
-    fn resume(&mut self, idle: bool) -> Result<bool, BusFault> {
-        let released = self.faults.take_release();
+    fn resume(&mut self, idle: bool, released: bool) -> Result<bool, BusFault> {
         if self.held.is_empty() {
             return Ok(false);
         }
