@@ -445,8 +445,11 @@ impl Children {
     }
 }
 
+/// Returns the processes of a list of children, in which a space ends each: the beginning of a number
+/// that was cut off is another process's.
 fn pids(list: &str) -> Vec<i32> {
-    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    let (whole, _) = list.rsplit_once(' ').unwrap_or_default();
+    whole.split(' ').filter_map(|pid| pid.parse().ok()).collect()
 }
 
 /// Returns whether this process may mount without a user namespace of its own.
@@ -483,6 +486,13 @@ mod tests {
         let (vaddr, site) = (0x1000, process::Site::default());
         space.insert(Entry { span, vaddr, read: true, write: true, memory, serial: 0, site });
         (space, span)
+    }
+
+    #[test]
+    fn a_number_that_was_cut_off_is_no_process() {
+        assert_eq!(pids("12 345 67"), [12, 345]);
+        assert_eq!(pids("12 345 "), [12, 345]);
+        assert_eq!((pids("12"), pids("")), (vec![], vec![]));
     }
 
     #[test]
