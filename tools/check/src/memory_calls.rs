@@ -2,7 +2,7 @@
 //! the kernel carries them out.
 
 use crate::process::{self, Memory};
-use crate::space::Span;
+use crate::space::{PAGE, Span};
 use crate::sys::seccomp::Notification;
 
 /// The memory that a call takes away, and the call's name.
@@ -12,7 +12,6 @@ pub(crate) struct Going {
     pub(crate) memory: Vec<Span>,
 }
 
-const PAGE: u64 = 4096;
 /// The end of the addresses that a program can have, with five levels of page tables.
 const USER_END: u64 = 1 << 56;
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// How many ended mappings, and refused ones, are remembered for reports.
 const REMEMBERED: usize = 1024;
 
-/// The size of a page.
-const PAGE: u64 = 4096;
+/// The size of a page of the processor, and of the IOMMU.
+pub(crate) const PAGE: u64 = 4096;
 
 /// A mapping.
 #[derive(Clone, Debug)]

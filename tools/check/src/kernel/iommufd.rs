@@ -4,15 +4,13 @@ use super::abi::{Answer, Struct};
 use super::type1::{self, is_translated, ranges};
 use super::{Caller, Reply, Shared};
 use crate::findings;
-use crate::space::{Entry, Space, Span};
+use crate::space::{Entry, PAGE, Space, Span};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const FIXED: u32 = 1;
 const WRITEABLE: u32 = 2;
 const READABLE: u32 = 4;
-const PAGE: u64 = 4096;
-
 /// What an identifier of an iommufd stands for.
 #[derive(Clone, Debug)]
 pub(crate) enum Object {
