@@ -6,9 +6,11 @@
 use crate::common::*;
 use pinfold_core::mem::DmaMemory;
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{CommandError, Completion, Config, Error, InFlight, Outcome};
+use pinfold_nvme::driver::{
+    CommandError, Completion, Config, Controller, Error, InFlight, Outcome,
+};
 use pinfold_nvme::spec::{Command, Cqe, admin, offset};
-use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, Trigger};
+use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, ModelController, Trigger};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -307,10 +309,17 @@ fn a_poll_reads_at_most_one_ring() {
 /// free, whenever it has read one.
 #[test]
 fn a_poll_reads_at_most_one_admin_ring() {
-    let bench = bench(64, ModelConfig::new(namespaces(1 << 20)), Config::default());
-    let ring = bench.model.registers().read64(offset::ACQ) - BASE;
-    let ring = bench.arena.0.whole().part(usize::try_from(ring).unwrap(), 32 * Cqe::BYTES).unwrap();
-    let spurious = || bench.controller.stats().spurious_admin_completions;
+    let arena = Arena(Memory::new(64));
+    let model =
+        ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    // To it the driver's doorbells are wrong. It would report that, in the place of an entry below.
+    let events = Trigger::Matches(Box::new(|command| command.opcode == admin::ASYNC_EVENT));
+    model.faults().inject(events, Fault::Hold);
+    let controller =
+        Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
+    let ring = model.registers().read64(offset::ACQ) - BASE;
+    let ring = arena.0.whole().part(usize::try_from(ring).unwrap(), 32 * Cqe::BYTES).unwrap();
+    let spurious = || controller.stats().spurious_admin_completions;
     // The ring has not wrapped: the next entry is the first without a phase.
     let phase = |at: u64| ring.load_acquire_u32(at as usize * Cqe::BYTES + 12).unwrap() >> 16 & 1;
     let first = (0..32).find(|at| phase(*at) == 0).unwrap();
@@ -331,15 +340,12 @@ fn a_poll_reads_at_most_one_admin_ring() {
         let mut most = 0;
         while spurious() < 20_000 {
             let before = spurious();
-            assert!(bench.controller.events().unwrap().is_empty());
+            assert!(controller.events().unwrap().is_empty());
             most = most.max(spurious() - before);
         }
         stop.store(true, Ordering::Relaxed);
         assert!(most <= 32, "{most} entries of a ring of 32 in a poll");
     });
-    // Its next command would not find its completion.
-    bench.model.faults().clear();
-    drop(bench);
 }
 
 #[derive(Clone, Debug)]
