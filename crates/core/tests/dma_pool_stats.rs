@@ -1,7 +1,7 @@
 //! The metadata of a DMA pool, counted at the global allocator: per block, for ten million live
 //! ones, and after many chunks; that a free allocates nothing; and an allocator that fails.
 //!
-//! One test, so that nothing else allocates meanwhile. The blocks' memory is never touched, so ten
+//! The blocks' memory is never touched, so ten
 //! million of them take only address space; `PINFOLD_LARGE=1` enables this in a debug build too.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
@@ -12,34 +12,38 @@ use pinfold_core::dma_pool::{
 };
 use pinfold_core::frame::{Frame, FrameError, Order};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 struct Counting;
 
-static BYTES: AtomicUsize = AtomicUsize::new(0);
-static CALLS: AtomicUsize = AtomicUsize::new(0);
-/// Allocations of at least this many bytes fail, after as many as this.
-static FAILS: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(0));
+// Of the thread, since the one that runs the tests allocates at any time.
+thread_local! {
+    static BYTES: Cell<usize> = const { Cell::new(0) };
+    static CALLS: Cell<usize> = const { Cell::new(0) };
+    /// Allocations of at least this many bytes fail, after as many as this.
+    static FAILS: Cell<(usize, usize)> = const { Cell::new((usize::MAX, 0)) };
+}
 
 // SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if layout.size() >= FAILS.0.load(Ordering::Relaxed) {
-            let left = FAILS.1.load(Ordering::Relaxed);
-            FAILS.1.store(left.wrapping_sub(1), Ordering::Relaxed);
+        let (from, left) = FAILS.get();
+        if layout.size() >= from {
+            FAILS.set((from, left.wrapping_sub(1)));
             if left == 0 {
                 return std::ptr::null_mut();
             }
         }
-        BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        CALLS.fetch_add(1, Ordering::Relaxed);
+        BYTES.set(BYTES.get().wrapping_add(layout.size()));
+        CALLS.set(CALLS.get() + 1);
         // SAFETY: the caller upholds the same contract.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        BYTES.set(BYTES.get().wrapping_sub(layout.size()));
         // SAFETY: the caller upholds the same contract.
         unsafe { System.dealloc(at, layout) }
     }
@@ -113,7 +117,7 @@ unsafe impl ChunkSource for Bump {
 fn metadata_per_block(blocks: usize) -> f64 {
     let source = Bump::new((blocks * 64).next_multiple_of(2 << 20) + (8 << 20));
     let mut slots = vec![None; blocks];
-    let before = BYTES.load(Ordering::Relaxed);
+    let before = BYTES.get();
     let pool = DmaPool::builder("many").block(64).build(&source).unwrap();
     let mut local = pool.local();
     let half = blocks / 2;
@@ -121,7 +125,7 @@ fn metadata_per_block(blocks: usize) -> f64 {
     for slot in &mut slots[half..] {
         *slot = Some(local.alloc_raw().unwrap());
     }
-    let kept = BYTES.load(Ordering::Relaxed) - before;
+    let kept = BYTES.get() - before;
     let stats = pool.stats();
     assert_eq!(stats.in_use, blocks as u64);
     #[cfg(feature = "bench-internals")]
@@ -156,7 +160,7 @@ fn metadata_after_chunks_of_all_orders() {
         assert_eq!(blocks.len(), (4 << 20) / 64);
         blocks.drain(..).for_each(|block| pool.free_raw(block).unwrap());
         assert_eq!(pool.shrink(), 4 << 20);
-        kept.push(BYTES.load(Ordering::Relaxed));
+        kept.push(BYTES.get());
     }
     // The last rounds do what the first ten did.
     let (first, last) = (kept[9], kept[39]);
@@ -167,12 +171,12 @@ fn metadata_after_chunks_of_all_orders() {
 fn frees_allocate_nothing() {
     let source = Bump::new(16 << 20);
     let pool = DmaPool::builder("frees").block(64).build(&source).unwrap();
-    let base = BYTES.load(Ordering::Relaxed);
+    let base = BYTES.get();
     let (mut a, mut b) = (pool.local(), pool.local());
-    let owners = BYTES.load(Ordering::Relaxed) - base;
+    let owners = BYTES.get() - base;
     let mut blocks: Vec<_> = (0..200_000).map(|_| a.alloc_raw().unwrap()).collect();
     let mut free = |pool: &DmaPool, blocks: &[_]| {
-        let calls = CALLS.load(Ordering::Relaxed);
+        let calls = CALLS.get();
         // In an order in which no chunk's blocks stay together.
         for at in 0..7 {
             for &block in blocks.iter().skip(at).step_by(7) {
@@ -180,7 +184,7 @@ fn frees_allocate_nothing() {
             }
         }
         b.flush();
-        assert_eq!(CALLS.load(Ordering::Relaxed), calls, "a free allocated memory");
+        assert_eq!(CALLS.get(), calls, "a free allocated memory");
     };
     let kept = blocks.split_off(100_000);
     free(&pool, &blocks);
@@ -193,7 +197,7 @@ fn frees_allocate_nothing() {
     assert_eq!(pool.stats().blocks, 0);
     // What is left are the states of the units and the tables that lead to them.
     let units = 16 << 20 >> 21;
-    let left = BYTES.load(Ordering::Relaxed) - base - blocks.capacity() * 16 - kept.capacity() * 16;
+    let left = BYTES.get() - base - blocks.capacity() * 16 - kept.capacity() * 16;
     let most = units * ((2 << 20) / 64 + 1_024) + 8_192;
     assert!(left <= most, "{left} bytes, {owners} of them of owners; {most} allowed");
 }
@@ -204,20 +208,19 @@ fn a_range_that_has_no_memory_is_refused() {
     let range = memory.span();
     let pool = DmaPool::builder("ranges").block(64).build_empty().unwrap();
     let mut refused = 0;
-    let before = BYTES.load(Ordering::Relaxed);
+    let before = BYTES.get();
     let added = loop {
-        FAILS.1.store(refused, Ordering::Relaxed);
-        FAILS.0.store(512, Ordering::Relaxed);
+        FAILS.set((512, refused));
         // SAFETY: nothing uses the memory, which outlives the pool.
         let added = unsafe { pool.add_range(range, Iova::new(0)) };
-        FAILS.0.store(usize::MAX, Ordering::Relaxed);
+        FAILS.set((usize::MAX, 0));
         match added {
             Ok(added) => break added,
             Err(error) => {
                 assert_eq!(error, RangeError::NoMemory { len: 256 << 20, size: 64 });
                 assert_eq!((pool.stats().blocks, pool.stats().chunks), (0, 0));
                 // The lists of chunks may have room for them already.
-                let kept = BYTES.load(Ordering::Relaxed) - before;
+                let kept = BYTES.get() - before;
                 assert!(kept <= 32 << 10, "{kept} bytes are kept after {refused} allocations");
                 refused += 1;
             }
@@ -236,19 +239,17 @@ fn a_chunk_that_has_no_memory_is_released() {
     let source = Bump::new(4 << 20);
     let pool = DmaPool::builder("chunk").block(64).build(&source).unwrap();
     for left in [0, 1] {
-        FAILS.1.store(left, Ordering::Relaxed);
-        FAILS.0.store(16 << 10, Ordering::Relaxed);
+        FAILS.set((16 << 10, left));
         let refused = pool.alloc();
-        FAILS.0.store(usize::MAX, Ordering::Relaxed);
+        FAILS.set((usize::MAX, 0));
         assert_eq!(refused.unwrap_err(), AllocError::NoMemory { bytes: 4096, size: 64 });
         assert_eq!((pool.stats().blocks, source.out.load(Ordering::Relaxed)), (0, 0));
     }
     drop(pool.alloc().unwrap());
     let long = Bump::new(4 << 30);
-    FAILS.1.store(0, Ordering::Relaxed);
-    FAILS.0.store(16 << 10, Ordering::Relaxed);
+    FAILS.set((16 << 10, 0));
     let refused = DmaPool::builder("span").block(64).build(&long);
-    FAILS.0.store(usize::MAX, Ordering::Relaxed);
+    FAILS.set((usize::MAX, 0));
     assert_eq!(refused.unwrap_err(), CreateError::NoMemory { len: 4 << 30 });
 }
 

@@ -1,25 +1,29 @@
 //! Without memory for what follows a caller's number, a call fails and the process goes on.
-//!
-//! One test, so that nothing else allocates meanwhile.
 
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::frame::{FrameError, Order, Zone};
 use pinfold_core::iova::{IovaError, IovaSpace};
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::cell::Cell;
 
 struct Limited;
 
-/// Larger ones fail.
-static LARGEST: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// How many more succeed.
-static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
+// Of the thread, since the one that runs the tests allocates at any time.
+thread_local! {
+    /// Larger ones fail.
+    static LARGEST: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// How many more succeed.
+    static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
+}
 
 // SAFETY: every call is forwarded to the system's allocator, or fails.
 unsafe impl GlobalAlloc for Limited {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let fails = layout.size() > LARGEST.load(Relaxed)
-            || LEFT.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err();
+        let left = LEFT.get();
+        let fails = layout.size() > LARGEST.get() || left == 0;
+        if !fails && left != u64::MAX {
+            LEFT.set(left - 1);
+        }
         // SAFETY: the caller upholds the same contract.
         if fails { std::ptr::null_mut() } else { unsafe { System.alloc(layout) } }
     }
@@ -34,11 +38,11 @@ static ALLOCATOR: Limited = Limited;
 
 /// Calls `f` while no more than `largest` bytes can be allocated at once, and `left` times.
 fn with<R>(largest: usize, left: u64, f: impl FnOnce() -> R) -> R {
-    LARGEST.store(largest, Relaxed);
-    LEFT.store(left, Relaxed);
+    LARGEST.set(largest);
+    LEFT.set(left);
     let result = f();
-    LARGEST.store(usize::MAX, Relaxed);
-    LEFT.store(u64::MAX, Relaxed);
+    LARGEST.set(usize::MAX);
+    LEFT.set(u64::MAX);
     result
 }
 

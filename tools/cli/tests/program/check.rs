@@ -855,7 +855,7 @@ fn guest_verifies_each_namespace() {
         ("0000:02:00.0/1", "batch"),
         ("0000:01:00.0/1", "static"),
     ] {
-        guest(&["vfio_verifies", target, protect, "160"]);
+        guest(&["vfio_verifies", target, protect, "80"]);
     }
 }
 
@@ -992,6 +992,9 @@ fn children_killed_at_any_time() {
 
 #[test]
 fn more_maps_than_a_container_takes() {
+    if std::env::var_os("PINFOLD_BIG").is_none() {
+        return crate::common::skipped("set PINFOLD_BIG=1 to map 65,535 times");
+    }
     // 65,535 calls, which take minutes on a machine that is busy enough.
     let report = attacked(&["--time-limit", "900s"], "many", Some(0));
     assert_eq!(ids(&report), ["entry-limit"], "{report:#}");

@@ -252,7 +252,7 @@ fn the_live_line_has_rates_and_eta_and_fits_the_terminal() {
     let file = folder.file("in", &bytes(64 << 20));
     for (line, parts) in [
         (
-            "io soft:1M --rw randread --runtime 1500ms --time-based".to_owned(),
+            "io soft:1M --rw randread --rate 8M --runtime 1500ms --time-based".to_owned(),
             &["running", "IOPS", "iB/s", "%"][..],
         ),
         (

@@ -126,7 +126,9 @@ fn rates_are_sampled_every_half_second_or_absent() {
     let folder = Folder::new();
     let file = folder.file("data", &bytes(1 << 20));
     for target in [&*file, "soft:1M"] {
-        let line = format!("io {target} --rw=randread --runtime=1600ms --time-based --numjobs=2");
+        let line = format!(
+            "io {target} --rw=randread --runtime=1600ms --time-based --numjobs=2 --rate=8M"
+        );
         let report = pinfold(&words(&format!("{line} --json"))).json();
         let read = &report["read"];
         for kind in ["iops", "bytes_per_second"] {

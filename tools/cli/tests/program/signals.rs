@@ -200,7 +200,7 @@ fn one_signal_ends_a_run_whose_device_is_not_ready() {
 #[test]
 fn ignored_signals_stay_ignored() {
     for (word, number) in [("HUP", Signal::HUP), ("INT", Signal::INT), ("TERM", Signal::TERM)] {
-        let line = "io soft:1M --rw randread --runtime 1500ms --time-based --json";
+        let line = "io soft:1M --rw randread --rate 8M --runtime 1500ms --time-based --json";
         // The run of the tests may itself have inherited that some are ignored.
         let mut command = Command::new("env");
         command.args([
