@@ -28,9 +28,9 @@ pub(crate) fn scope<'env>(body: impl for<'scope> FnOnce(&Crew<'scope, 'env>)) {
     });
 }
 
-/// Returns how many cases a large property test tries: `full` where the compiler optimises, as in
-/// `make test-all`, and a quarter where it does not, where they would take a third of the time of
-/// `make test`.
+/// Returns how many cases a large property test tries: `full` where the compiler optimises
+/// (`cargo test --profile ci`), and a quarter where it does not, where they would take a third of the
+/// time of `make test`.
 pub(crate) const fn cases(full: u32) -> u32 {
     if cfg!(debug_assertions) { full / 4 } else { full }
 }
