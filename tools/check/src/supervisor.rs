@@ -25,6 +25,8 @@ use zerocopy::IntoBytes;
 const LOOK: Duration = Duration::from_millis(20);
 const IDLE_LOOK: Duration = Duration::from_millis(100);
 const BUSY_TIME: Duration = Duration::from_secs(1);
+/// How long after its time a program is killed by another thread, where the parent does not come to it.
+const GRACE: Duration = Duration::from_secs(1);
 /// The longest path that is read.
 const PATH_BYTES: usize = 4096;
 /// How many address spaces are kept open.
@@ -58,7 +60,7 @@ pub(crate) struct Supervisor {
     known: HashMap<u32, Known>,
     /// The address spaces by process and the start of its stack.
     memories: HashMap<(u32, u64), Arc<Memory>>,
-    children: Children,
+    children: Arc<Children>,
 }
 
 impl Supervisor {
@@ -70,7 +72,7 @@ impl Supervisor {
     ) -> Self {
         let nodes = namespace::nodes(program, &kernel.shared.functions);
         let (known, memories) = (HashMap::new(), HashMap::new());
-        Self { kernel, listener, nodes, known, memories, children }
+        Self { kernel, listener, nodes, known, memories, children: Arc::new(children) }
     }
 
     /// Kills what there is of the program.
@@ -86,6 +88,24 @@ impl Supervisor {
         stop: &AtomicBool,
     ) -> io::Result<Ending> {
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let (done, children) = (AtomicBool::new(false), self.children.clone());
+        std::thread::scope(|scope| {
+            let late = || kill_late(&children, end, stop, &done);
+            let killer = std::thread::Builder::new().name("check-limit".to_owned());
+            let killer = killer.spawn_scoped(scope, late)?;
+            let ending = self.run_until(program, end, stop);
+            done.store(true, Ordering::Relaxed);
+            killer.thread().unpark();
+            ending
+        })
+    }
+
+    fn run_until(
+        &mut self,
+        program: u32,
+        end: Option<Instant>,
+        stop: &AtomicBool,
+    ) -> io::Result<Ending> {
         let pid = i32::try_from(program).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::ErrorKind::InvalidData)?;
         let mut ending = None;
@@ -313,6 +333,21 @@ impl Supervisor {
         self.memories.insert(key, memory.clone());
         self.known.insert(tid, Known { start, memory: memory.clone() });
         Ok(memory)
+    }
+}
+
+/// Kills the program after its time where the parent waits for it, as for the answer of a file system
+/// that it serves: this ends with its last process.
+fn kill_late(children: &Children, end: Option<Instant>, stop: &AtomicBool, done: &AtomicBool) {
+    let mut since = None;
+    while !done.load(Ordering::Relaxed) {
+        if end.is_some_and(|end| Instant::now() >= end) || stop.load(Ordering::Relaxed) {
+            let since = *since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= GRACE {
+                children.kill();
+            }
+        }
+        std::thread::park_timeout(IDLE_LOOK);
     }
 }
 

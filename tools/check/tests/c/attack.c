@@ -588,6 +588,21 @@ static void removed(void)
 	CHECK(!unmap(FREE, 1) && !unmap(0, FREE));
 }
 
+/* A file system of its own, which never answers: nobody learns what a name there is. */
+static void stalled(void)
+{
+	char folder[] = "/tmp/attack-XXXXXX", options[99], path[64];
+	int fuse = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+	CHECK(mkdtemp(folder));
+	snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=%u,group_id=%u", fuse, getuid(), getgid());
+	if (fuse < 0 || mount("attack", folder, "fuse", 0, options)) { puts("no FUSE"); rmdir(folder); return; }
+	puts("stalled");
+	fflush(stdout);
+	snprintf(path, sizeof path, "%s/vfio", folder);
+	open(path, O_RDWR);
+	for (;;) pause();
+}
+
 int main(int argc, char **argv)
 {
 	const char *mode = argc > 1 ? argv[1] : "";
@@ -618,6 +633,7 @@ int main(int argc, char **argv)
 	else if (!strcmp(mode, "idle")) idle();
 	else if (!strcmp(mode, "failed")) failed();
 	else if (!strcmp(mode, "removed")) removed();
+	else if (!strcmp(mode, "stalled")) stalled();
 	else { fprintf(stderr, "usage: attack MODE\n"); return 2; }
 	return 0;
 }

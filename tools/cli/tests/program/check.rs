@@ -1105,19 +1105,40 @@ fn a_time_limit_needs_no_descriptor() {
     command.args(["--nofile=64:64", env!("CARGO_BIN_EXE_pinfold"), "check", "--time-limit", "2s"]);
     command.args(["--", "bash", "-c", crowd]);
     command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    assert_eq!(ended_within_two_minutes(&mut command), Some(124));
+}
+
+/// Returns the code of a program, which is killed if it has none by then.
+fn ended_within_two_minutes(command: &mut Command) -> Option<i32> {
     let mut child = command.spawn().unwrap();
     let start = std::time::Instant::now();
-    let status = loop {
+    loop {
         if let Some(status) = child.try_wait().unwrap() {
-            break status;
+            return status.code();
         }
         if start.elapsed().as_secs() > 120 {
             child.kill().unwrap();
             panic!("it goes on after its time limit");
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
-    };
-    assert_eq!(status.code(), Some(124));
+    }
+}
+
+/// The parent waits for the answer of a file system that the program serves itself.
+#[test]
+fn a_time_limit_ends_what_waits_for_the_program() {
+    let attack = program("attack");
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("out");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    command.args(["check", "--time-limit", "2s", "--", attack.to_str().unwrap(), "stalled"]);
+    command.stdout(std::fs::File::create(&output).unwrap()).stderr(std::process::Stdio::null());
+    let code = ended_within_two_minutes(&mut command);
+    let said = std::fs::read_to_string(output).unwrap();
+    if said.contains("no FUSE") {
+        return crate::common::skipped("no file system of one's own can be mounted");
+    }
+    assert_eq!((&*said, code), ("stalled\n", Some(124)));
 }
 
 #[test]
