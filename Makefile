@@ -31,15 +31,19 @@ run: setup ## The main job: copy a file through the whole stack and compare it
 	@PINFOLD=target/ci/pinfold scripts/run-sample "$(FILE)" "$(PROTECT)" "$(WORK)"
 
 .PHONY: test
-test: setup ## The checks that every change must pass: format, lints, docs, tests, no_std, the main job (minutes)
+test: setup ## The checks that every change must pass: format, layers, tests, the main job (minutes)
 	scripts/test
+
+.PHONY: lint
+lint: setup ## The compiler's lints, of all packages, and the core without std
+	scripts/lint
 
 .PHONY: test-lib
 test-lib: setup ## The library alone (crates/): built and tested, without the tools
 	scripts/test-lib
 
 .PHONY: test-all
-test-all: test ## Also full sizes, every feature, counted read-modify-writes, loom, sanitizers, tests in C
+test-all: test ## Also lints, full sizes, every feature, counted read-modify-writes, loom, sanitizers, tests in C
 	scripts/test-all
 
 .PHONY: fuzz
