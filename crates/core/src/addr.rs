@@ -324,6 +324,8 @@ mod tests {
             Err(RangeError::Wraps { kind: "phys", start: u64::MAX, len: 1 })
         );
         assert_eq!(range(u64::MAX - 1, 1).end(), Iova::new(u64::MAX));
+        assert_eq!(range(0x1000, 0x2000).last(), Iova::new(0x2fff));
+        assert_eq!(range(7, 1).last(), Iova::new(7));
     }
 
     #[test]

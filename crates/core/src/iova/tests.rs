@@ -178,6 +178,36 @@ fn limits_hold_and_high_addresses_are_taken_first() {
     assert_eq!(space.stats().allocated, 1);
 }
 
+/// Of every width: up to its last granule, with all below it free and in use.
+#[test]
+fn the_last_address_of_every_width_can_be_allocated() {
+    for bits in 32..=57 {
+        let space = IovaSpace::new(bits).unwrap();
+        let granules = 1u64 << (bits - 12);
+        let end = range(granules - 1, 1);
+        space.alloc_at(end).unwrap();
+        space.free(end).unwrap();
+        let half = range(granules / 2, granules / 2);
+        space.alloc_at(half).unwrap();
+        space.free(end).unwrap();
+        space.alloc_at(end).unwrap();
+        space.space.lock().check();
+    }
+}
+
+#[test]
+fn what_is_free_before_a_part_of_a_region_ends_with_what_is_used() {
+    let all = super::node::REGION;
+    for used in 0..all {
+        let mut map = super::region::Region::new(true);
+        map.set(extent_of(range(used, 1)), false);
+        for part in 0..all {
+            let expected = used >= part;
+            assert_eq!(map.is_free_before(extent_of(range(part, 1))), expected, "{used} {part}");
+        }
+    }
+}
+
 /// Each piece shares a region of its own with the rest of the allocation.
 #[test]
 fn a_large_allocation_may_be_freed_in_any_pieces() {
