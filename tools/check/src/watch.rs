@@ -134,6 +134,12 @@ pub(crate) struct Watch {
     scatter: Option<Mutex<Random>>,
 }
 
+/// Whether memory has another hash now. What can no longer be read, as it was unmapped or its process
+/// has ended, has not changed: that is found when the device accesses it.
+fn is_change(before: Option<u64>, now: Option<u64>) -> bool {
+    before.zip(now).is_some_and(|(before, now)| before != now)
+}
+
 impl Watch {
     pub(crate) fn new(name: String, findings: Arc<Findings>, scatter: Option<Random>) -> Self {
         Self {
@@ -287,11 +293,11 @@ impl Watch {
         self.state().current = known.as_ref().map(|known| (id, known.serial));
         let Some(known) = known else { return };
         let details = || vec![known.request.to_string()];
-        if known.hash.is_some() && known.hash != self.hash(known.spans(false)) {
+        if is_change(known.hash, self.hash(known.spans(false))) {
             let text = "the data of a write changed between its submission and its completion";
             self.add(&findings::DATA_CHANGED, text.to_owned(), details);
         }
-        if known.list_hash.is_some() && known.list_hash != self.hash(known.lists.iter()) {
+        if is_change(known.list_hash, self.hash(known.lists.iter())) {
             let text = "the list that says where the data of a command is changed between its submission \
                         and its completion";
             self.add(&findings::DATA_CHANGED, text.to_owned(), || {

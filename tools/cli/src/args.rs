@@ -403,12 +403,7 @@ pub(crate) struct CheckArgs {
     pub(crate) json: bool,
 
     /// The program and its arguments
-    #[arg(
-        value_name = "PROGRAM",
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     pub(crate) program: Vec<std::ffi::OsString>,
 }
 

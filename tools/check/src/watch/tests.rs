@@ -174,3 +174,22 @@ fn a_reset_of_a_device_that_has_failed_ends_nothing() {
     rig.end();
     assert_eq!(rig.found(), [""; 0]);
 }
+
+#[test]
+fn data_that_can_no_longer_be_read_has_not_changed() {
+    for (changes, found) in [(false, 0), (true, 1)] {
+        let mut rig = Rig::new();
+        let mut request = InFlight::new(Arc::new("a request"), Vec::new());
+        request.lists = vec![Span::new(OURS.raw(), 16).unwrap()];
+        rig.watch.fetched((1, 1), request);
+        rig.watch.expect_unchanged((1, 1));
+        if changes {
+            rig.bytes[3] = 7;
+        } else {
+            rig.watch.attach(None);
+        }
+        rig.watch.executing((1, 1));
+        rig.end();
+        assert_eq!(rig.found().len(), found);
+    }
+}

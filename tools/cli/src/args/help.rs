@@ -239,7 +239,7 @@ Exit codes:
   2    the command line is wrong
   3    there is a finding of the severity of --fail-on
   124  the program was killed at --time-limit
-  125  check failed: nothing was checked
+  125  check failed: nothing was checked, or the report could not be written
   130  stopped by SIGINT, SIGTERM or SIGHUP: all that the program has started was killed
 
 ";

@@ -175,9 +175,13 @@ fn text(args: &CheckArgs, config: &CheckConfig, report: &CheckReport) -> String 
             Ending::Exit(code) => format!("; the program returned {code}"),
             Ending::Signal(signal) => format!("; signal {signal} ended the program"),
             Ending::TimeLimit => "; the program was killed at the time limit".to_owned(),
-            Ending::Stopped => "; stopped by a signal, the program was killed".to_owned(),
+            Ending::Stopped => "; stopped by a signal, which ended the program".to_owned(),
         }
     );
+    if report.commands == 0 {
+        let devices: Vec<_> = config.devices.iter().map(|device| device.bdf.to_string()).collect();
+        let _ = writeln!(out, "check: no device was used; there is {}", devices.join(", "));
+    }
     let others: Vec<String> = report
         .counts
         .iter()

@@ -428,6 +428,11 @@ fn standard_output_is_the_programs() {
     let ended = pinfold(&["check", "--", "echo", "hello"]);
     assert_eq!(ended.out, "hello\n");
     assert!(ended.err.starts_with("check: 0 commands; 0 errors"), "{ended:#?}");
+    assert!(ended.err.contains("no device was used; there is 0000:01:00.0"), "{ended:#?}");
+    // What begins with a hyphen before the program is an option.
+    let wrong = pinfold(&["check", "--bogus", "--", "true"]);
+    assert_eq!(wrong.code, Some(2), "{wrong:#?}");
+    pinfold(&["check", "test", "-e", "/"]).ok();
 }
 
 #[test]
@@ -1155,6 +1160,11 @@ fn a_signal_ends_all_that_the_program_has_started() {
     let (ended, report) = check(&[], &["sh", "-c", script]);
     assert_eq!((ended.code, &report["stopped"]), (Some(130), &Value::Bool(true)), "{ended:#?}");
     assert_eq!(asleep(), 0);
+    // The program may end by itself meanwhile, as by the same signal.
+    for _ in 0..10 {
+        let (ended, report) = check(&[], &["sh", "-c", "kill -TERM $PPID; exit 7"]);
+        assert_eq!((ended.code, &report["stopped"]), (Some(130), &Value::Bool(true)), "{ended:#?}");
+    }
     // One that is ignored stays ignored.
     let own = env!("CARGO_BIN_EXE_pinfold");
     let script = format!("trap '' TERM; exec '{own}' check -- sh -c 'kill -TERM $PPID; exit 7'");
