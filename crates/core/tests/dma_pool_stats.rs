@@ -1,8 +1,8 @@
 //! The metadata of a DMA pool, counted at the global allocator: per block, for ten million live
 //! ones, and after many chunks; that a free allocates nothing; and an allocator that fails.
 //!
-//! The blocks' memory is never touched, so ten
-//! million of them take only address space; `PINFOLD_LARGE=1` enables this in a debug build too.
+//! The blocks' memory is never touched, so ten million of them take only address space;
+//! `PINFOLD_LARGE=1` enables this in a debug build too.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 

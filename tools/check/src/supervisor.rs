@@ -159,8 +159,8 @@ impl Supervisor {
         };
         self.kernel.finish();
         // A signal to the group ends the program as well, often before this process has seen it.
-        let is_killed = matches!(ending, Ending::TimeLimit);
-        Ok(if !is_killed && stop.load(Ordering::Relaxed) { Ending::Stopped } else { ending })
+        let is_stopped = ending != Ending::TimeLimit && stop.load(Ordering::Relaxed);
+        Ok(if is_stopped { Ending::Stopped } else { ending })
     }
 
     /// Reports what a program may wait for that is killed: a device that has failed, and an

@@ -1,6 +1,7 @@
 /* attack MODE: programs that do to `pinfold check` what none should do. Each ends by itself, or is killed. */
 #include "driver.h"
 #include <pthread.h>
+#include <limits.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -589,13 +590,12 @@ static void removed(void)
 }
 
 /* A file system of its own, which never answers: nobody learns what a name there is. */
-static void stalled(void)
+static void stalled(const char *folder)
 {
-	char folder[] = "/tmp/attack-XXXXXX", options[99], path[64];
+	char options[99], path[PATH_MAX];
 	int fuse = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-	CHECK(mkdtemp(folder));
 	snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=%u,group_id=%u", fuse, getuid(), getgid());
-	if (fuse < 0 || mount("attack", folder, "fuse", 0, options)) { puts("no FUSE"); rmdir(folder); return; }
+	if (fuse < 0 || mount("attack", folder, "fuse", 0, options)) { puts("no FUSE"); return; }
 	puts("stalled");
 	fflush(stdout);
 	snprintf(path, sizeof path, "%s/vfio", folder);
@@ -633,7 +633,7 @@ int main(int argc, char **argv)
 	else if (!strcmp(mode, "idle")) idle();
 	else if (!strcmp(mode, "failed")) failed();
 	else if (!strcmp(mode, "removed")) removed();
-	else if (!strcmp(mode, "stalled")) stalled();
+	else if (!strcmp(mode, "stalled")) stalled(argc > 2 ? argv[2] : "/mnt");
 	else { fprintf(stderr, "usage: attack MODE\n"); return 2; }
 	return 0;
 }

@@ -1137,6 +1137,7 @@ fn a_time_limit_ends_what_waits_for_the_program() {
     let output = folder.path().join("out");
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
     command.args(["check", "--time-limit", "2s", "--", attack.to_str().unwrap(), "stalled"]);
+    command.arg(folder.path());
     command.stdout(std::fs::File::create(&output).unwrap()).stderr(std::process::Stdio::null());
     let code = ended_within_two_minutes(&mut command);
     let said = std::fs::read_to_string(output).unwrap();
