@@ -10,6 +10,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use core::task::Waker;
 use pinfold_core::addr::PhysAddr;
 use pinfold_core::domain::{BackendError, Generation, PhysExtent, PhysTranslator};
 use pinfold_core::invalidate::{
@@ -194,6 +195,14 @@ impl<R: Registers, W: WriteBack, T: Send + Sync> InvalidationQueue for DomainQue
 
     fn completed(&self) -> Ticket {
         Ticket(self.completed_ticket())
+    }
+
+    /// The unit's own interrupt is not used: a task looks again after a pause.
+    fn wake(&self, ticket: Option<Ticket>, _: u64, waker: &Waker) {
+        match ticket {
+            Some(ticket) if self.completed() >= ticket => waker.wake_by_ref(),
+            _ => self.queue.registers.wake_later(waker),
+        }
     }
 
     fn now_ns(&self) -> Option<u64> {

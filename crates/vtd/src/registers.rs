@@ -2,6 +2,7 @@
 //! Register Set").
 
 use bitflags::bitflags;
+use core::task::Waker;
 
 /// Access to the registers of one unit. Offsets are those below, inside of its pages.
 ///
@@ -21,6 +22,12 @@ pub trait Registers: Send + Sync {
     /// Without it, waits for flushes are limited by the number of polls alone.
     fn now_ns(&self) -> Option<u64> {
         None
+    }
+
+    /// Wakes `waker` after a pause: a task that waits for a flush then looks again. By default at
+    /// once, so that the task polls; a platform with a timer overrides it.
+    fn wake_later(&self, waker: &Waker) {
+        waker.wake_by_ref();
     }
 }
 

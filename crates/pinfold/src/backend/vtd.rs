@@ -2,6 +2,9 @@
 //! not move, the physical addresses of payloads, and stores written back for a walker that does not
 //! snoop.
 
+mod pauses;
+
+use self::pauses::Pauses;
 use super::pinned::PinnedMemory;
 use crate::folios::{PinError, PinnedFolios};
 use crate::sys::Errno;
@@ -16,6 +19,7 @@ use pinfold_vtd::{WriteBack, unit};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
 use std::time::Instant;
 
 /// A unit's registers. The last user of the unit, a domain of it included, owns them last: when
@@ -26,6 +30,7 @@ pub(crate) struct UnitRegisters {
     /// Whether the unit has been given a command.
     commanded: AtomicBool,
     clock: Instant,
+    pauses: Pauses,
     /// Locked, so that another process with the same intention is refused.
     _lock: OwnedFd,
 }
@@ -38,7 +43,7 @@ impl UnitRegisters {
     /// devices must not reach is at stake, since dropping the value disables the unit.
     pub(crate) unsafe fn new(window: Window, lock: OwnedFd) -> Self {
         let commanded = AtomicBool::new(false);
-        Self { window, commanded, clock: Instant::now(), _lock: lock }
+        Self { window, commanded, clock: Instant::now(), pauses: Pauses::default(), _lock: lock }
     }
 }
 
@@ -61,6 +66,9 @@ impl Registers for UnitRegisters {
     }
     fn now_ns(&self) -> Option<u64> {
         u64::try_from(self.clock.elapsed().as_nanos()).ok()
+    }
+    fn wake_later(&self, waker: &Waker) {
+        self.pauses.wake_later(waker);
     }
 }
 

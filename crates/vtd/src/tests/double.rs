@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Waker;
 
 /// What QEMU 7.2 says.
 pub(crate) const QEMU_CAP: u64 = 0xd2008c22260286;
@@ -178,6 +179,8 @@ pub(crate) struct State {
     pub(crate) stuck: bool,
     /// The time, where there is a clock: a millisecond passes whenever it is read.
     pub(crate) clock: Option<u64>,
+    /// The tasks that look again after a pause.
+    pub(crate) paused: Vec<Waker>,
 }
 
 /// The unit: the tests and the driver have a handle each.
@@ -219,6 +222,7 @@ impl Double {
             beside_no_queue: None,
             stuck: false,
             clock: None,
+            paused: Vec::new(),
         };
         Self(Arc::new((Mutex::new(state), AtomicU32::new(0), AtomicU32::new(0))))
     }
@@ -244,6 +248,9 @@ impl Double {
 }
 
 impl Registers for Double {
+    fn wake_later(&self, waker: &Waker) {
+        self.state().paused.push(waker.clone());
+    }
     fn read32(&self, offset: u32) -> u32 {
         self.0.2.fetch_add(1, Ordering::Relaxed);
         let mut state = self.state();

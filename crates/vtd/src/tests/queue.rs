@@ -16,6 +16,7 @@ use pinfold_core::domain::{Domain, Mapping, TableBackend};
 use pinfold_core::invalidate::{
     Descriptor, Flush, InvalidationQueue, Invalidator, QueueError, Scope, Ticket,
 };
+use std::mem::take;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -356,9 +357,8 @@ fn a_flush_before_ats_is_enabled_completes_once_it_is() {
     drop(revoked.wait().unwrap());
 }
 
-/// A queue without an interrupt and without a thread has a task look again at once.
 #[test]
-fn a_task_looks_again_until_its_flush_has_ended() {
+fn a_task_sleeps_until_a_pause_is_over_or_its_flush_has_ended() {
     struct Wakes(AtomicU32);
     impl Wake for Wakes {
         fn wake(self: Arc<Self>) {
@@ -373,13 +373,17 @@ fn a_task_looks_again_until_its_flush_has_ended() {
     let wakes = Arc::new(Wakes(AtomicU32::new(0)));
     let waker = Waker::from(Arc::clone(&wakes));
     let mut context = Context::from_waker(&waker);
-    for polls in 1..4 {
+    for pauses in 0..4 {
         assert!(task.as_mut().poll(&mut context).is_pending());
-        assert_eq!(wakes.0.load(Ordering::Relaxed), polls);
+        assert_eq!(wakes.0.load(Ordering::Relaxed), pauses, "woken before the pause");
+        let paused = take(&mut double.state().paused);
+        assert_eq!(paused.len(), 1);
+        paused.into_iter().for_each(Waker::wake);
     }
     double.state().holds = false;
     double.run();
     assert!(task.as_mut().poll(&mut context).is_ready());
+    assert!(double.state().paused.is_empty());
 }
 
 #[test]
