@@ -14,14 +14,6 @@ use std::time::{Duration, Instant};
 
 /// The longest sleep. A device that is gone raises no interrupt.
 const SLEEP: Duration = Duration::from_millis(50);
-/// A wait without an interrupt spins for so many polls, then yields to other threads for so many,
-/// and then pauses between two polls.
-const SPINS: u32 = 64;
-const YIELDS: u32 = 10_000;
-/// One with an interrupt yields so often before it sleeps: a sleep and its wake-up take longer, and
-/// what completes meanwhile is found together.
-const YIELDS_BEFORE_SLEEP: u32 = 4;
-const PAUSE: Duration = Duration::from_micros(50);
 
 impl pf_queue_t {
     /// Takes the controller's completions, revokes their memory, and collects what can be reported.
@@ -128,32 +120,14 @@ impl pf_queue_t {
                 return 0;
             };
             polls = polls.saturating_add(1);
-            self.pause(polls, left.min(SLEEP));
+            let limit = left.min(SLEEP);
+            self.queue.pause(polls, limit, &mut self.requests, &mut self.ended);
         }
     }
 
     /// Whether late requests have all slots, so that nothing can be submitted before one has ended.
     fn is_blocked(&self) -> bool {
         self.requests.late() == self.requests.slots()
-    }
-
-    /// Pauses between two polls of a wait; `polls` counts from 1. No interrupt reports the end of a
-    /// flush. The next step collects what ends meanwhile.
-    fn pause(&mut self, polls: u32, limit: Duration) {
-        let flushing = self.requests.held() > 0;
-        if self.outstanding == 0 {
-            self.requests.wait(limit, &mut self.ended);
-        } else if self.queue.has_interrupt() && !flushing && polls > YIELDS_BEFORE_SLEEP {
-            self.queue.sleep(limit);
-        } else if flushing && polls > SPINS && self.queue.in_flight() == 0 {
-            self.requests.wait(limit, &mut self.ended);
-        } else if polls <= SPINS && (flushing || !self.queue.has_interrupt()) {
-            std::hint::spin_loop();
-        } else if polls <= SPINS + YIELDS {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(PAUSE.min(limit));
-        }
     }
 
     /// Has the descriptor become readable with the next completion, or the end of a flush.

@@ -95,14 +95,21 @@ impl<C: Clock> Clock for Unpaused<C> {
 pub(super) struct Backoff(u32);
 
 impl Backoff {
-    const SPINS: u32 = 64;
+    pub(super) const SPINS: u32 = 64;
     const YIELDS: u32 = 2000;
 
     pub(super) fn pause(&mut self) {
         self.0 = self.0.saturating_add(1);
         if self.0 < Self::SPINS {
             std::hint::spin_loop();
-        } else if self.0 < Self::YIELDS {
+        } else {
+            Self::pause_after(self.0);
+        }
+    }
+
+    /// The pause after so many polls, without the spins: for a thread that another may wait for.
+    pub(super) fn pause_after(polls: u32) {
+        if polls < Self::YIELDS {
             std::thread::yield_now();
         } else {
             std::thread::sleep(std::time::Duration::from_micros(50));

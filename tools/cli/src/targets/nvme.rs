@@ -27,13 +27,6 @@ pub(crate) const MAX_TRANSFER: usize = 64 << 20;
 const WAIT_LIMIT: Duration = Duration::from_millis(50);
 /// How long a flush may take before its request ends with an error.
 pub(crate) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
-/// The number of consecutive polls of a wait without an interrupt before it yields to other
-/// threads.
-const SPINS: u32 = 64;
-/// How often a wait with an interrupt yields to other threads before it sleeps. A sleep and its
-/// wake-up delay a request by more than these yields together; and what is completed while others
-/// run returns as one batch.
-const YIELDS: u32 = 4;
 /// How long an event loop polls for a flush before it sleeps until that has ended.
 const FLUSH_POLLS: Duration = Duration::from_millis(1);
 /// The pause between two polls for the flush of [`Target::sync`], without an interrupt.
@@ -443,16 +436,6 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
         }
     }
 
-    /// Pauses between two polls of a wait; `polls` counts from 1. No interrupt reports the end of a
-    /// flush, which takes about as long as a yield.
-    fn pause(&mut self, polls: u32) {
-        match self.queue.has_interrupt() {
-            true if polls > YIELDS && self.requests.held() == 0 => self.queue.sleep(WAIT_LIMIT),
-            false if polls < SPINS => std::hint::spin_loop(),
-            _ => std::thread::yield_now(),
-        }
-    }
-
     fn step(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
         self.ring_doorbell();
         let reaped = self.reap(completed).map_err(|error| self.poll_error(error));
@@ -509,13 +492,8 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<B
                 return Ok(());
             }
             polls += 1;
-            if polls == SPINS && self.requests.in_flight() == 0 {
-                // Nothing but flushes can complete.
-                self.requests.wait(WAIT_LIMIT, &mut self.ended);
-                self.report(completed);
-            } else {
-                self.pause(polls);
-            }
+            self.queue.pause(polls, WAIT_LIMIT, &mut self.requests, &mut self.ended);
+            self.report(completed);
         }
     }
 

@@ -10,13 +10,20 @@ use crate::driver::in_flight::{Completion, RequestId, RequestResult};
 use crate::driver::slots::{AbortState, CommandState};
 use crate::registers::Registers;
 use crate::spec::{Cqe, Csts, Status, offset};
+use pinfold::requests::{Ended, Requests};
 use pinfold_core::dma_pool::ChunkSource;
+use pinfold_core::domain::Pinned;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 /// The longest sleep. A device that is gone raises no interrupt, so this is how often its presence
 /// is checked, and what a lost interrupt costs.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
+
+/// How often a [pause](Queue::pause) yields to other threads before it sleeps for the interrupt. A
+/// sleep and its wake-up delay a request by more than these yields together; and what is completed
+/// while others run returns as one batch.
+const YIELDS: u32 = 4;
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// Waits for a completion; returns `None` where nothing is in flight. With an interrupt it
@@ -71,6 +78,32 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if !limit.is_zero() {
             self.stats.sleeps += 1;
             self.stats.interrupts += u64::from(interrupt.wait(limit));
+        }
+    }
+
+    /// Pauses between two polls of a wait for what this queue completes, and for the flushes of
+    /// `requests`, whose payloads its commands have: for at most `limit`. `polls` counts from 1.
+    ///
+    /// It spins, or yields if there is an interrupt, then sleeps: for the interrupt while commands
+    /// are all that can end, for the flush while those are, else for 50 µs. What a flush has ended
+    /// meanwhile is added to `ended`.
+    pub fn pause<P: Pinned, const N: usize>(
+        &mut self,
+        polls: u32,
+        limit: Duration,
+        requests: &mut Requests<P, N>,
+        ended: &mut Vec<Ended<P, N>>,
+    ) {
+        let flushes_only = requests.in_flight() == 0 && requests.held() + requests.late() > 0;
+        if flushes_only && polls >= Backoff::SPINS {
+            requests.wait(limit, ended);
+        } else if self.interrupt.is_none() && polls < Backoff::SPINS {
+            std::hint::spin_loop();
+        } else if self.interrupt.is_some() && requests.held() == 0 && polls > YIELDS {
+            self.sleep(limit);
+        } else {
+            // No interrupt reports the end of a flush, which takes about as long as a yield.
+            Backoff::pause_after(polls);
         }
     }
 
