@@ -363,7 +363,7 @@ static void closed_by_the_program(void) {
 }
 
 /* Ends a loop with a request that is given up. Its addresses stay in use, and what the library keeps
- * for them is a leak that is meant: requests.supp names this function to valgrind. */
+ * for them is a leak that is meant: valgrind.supp names this function to valgrind. */
 static void __attribute__((noinline)) lost_for_good(const struct pf_payload *payloads,
                                                     uint64_t *iovas) {
     uint64_t token;
