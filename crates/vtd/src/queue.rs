@@ -275,6 +275,8 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
         let mut errors = errors;
         for _ in 0..RECOVERIES {
             self.registers.write32(FSTS, errors.bits());
+            // Hardware goes on when the error is cleared; QEMU's unit when the tail is written.
+            self.ring_doorbell(ring.tail);
             for _ in 0..REGISTER_POLLS {
                 ring.advance(&self.registers);
                 if ring.head == ring.tail {

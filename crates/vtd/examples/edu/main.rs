@@ -19,6 +19,7 @@ use pinfold_core::domain::{Mapping, Pinned, Revoked};
 use pinfold_core::known_bad::{self, Mistake};
 use pinfold_vtd::fault::{Fault, Reason};
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -86,6 +87,19 @@ fn run(rounds: usize) -> Result<bool> {
         return Err("an access after a revocation is not recorded".into());
     }
 
+    let resubmitted = || machine.domain.stats().backend.invalidations.resubmitted;
+    let before = resubmitted();
+    let leaked = leaks(&machine, |mapping, _| {
+        machine.hand.set(Doorbell::Garbled);
+        Ok(mapping.unmap()?)
+    })?;
+    check("a descriptor that the unit refuses, and the flush again", leaked, false);
+    if resubmitted() != before + 1 {
+        return Err(
+            format!("{} flushes were submitted again, not 1", resubmitted() - before).into()
+        );
+    }
+
     machine.hand.set(Doorbell::NoFlush);
     let leaked = leaks(&machine, |mapping, _| Ok(mapping.unmap()?))?;
     machine.hand.set(Doorbell::Rings);
@@ -138,7 +152,7 @@ fn run(rounds: usize) -> Result<bool> {
     Ok(passed)
 }
 
-fn main() -> Result<()> {
+fn run_as_asked() -> Result<()> {
     if std::env::args().nth(1).as_deref() == Some("costs") {
         return costs::print(&machine::open()?);
     }
@@ -148,4 +162,14 @@ fn main() -> Result<()> {
     }
     println!("edu: all as expected");
     Ok(())
+}
+
+fn main() -> ExitCode {
+    match run_as_asked() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("edu: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

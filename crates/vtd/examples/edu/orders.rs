@@ -80,7 +80,8 @@ pub(crate) fn right_order(machine: &Machine, rounds: usize) -> Result<bool> {
     let (mut leaves, mut transfers) = (Leaves::default(), Vec::new());
     for round in 0..rounds {
         // Every fourth time a whole hugepage, which has one leaf, and now and then the large one.
-        let pages = match (random.below(16), &machine.gigabyte) {
+        let choice = random.below(16);
+        let pages = match (choice, &machine.gigabyte) {
             (0, Some(gigabyte)) => part(gigabyte.memory(), 0, gigabyte.len / PAGE)?,
             (0..4, _) => part(whole[random.below(2)].memory(), 0, HUGE / PAGE)?,
             _ => {
@@ -105,7 +106,7 @@ pub(crate) fn right_order(machine: &Machine, rounds: usize) -> Result<bool> {
             _ => owner.map(pages, Bidirectional),
         };
         let mapping = mapping.map_err(|refused| refused.error)?;
-        if round % 64 < 8 {
+        if round % 64 < 8 || choice == 0 {
             leaves.count(machine, &mapping)?;
         }
         let iova = mapping.iova().start().raw() + offset as u64;
@@ -137,6 +138,10 @@ pub(crate) fn right_order(machine: &Machine, rounds: usize) -> Result<bool> {
     }
     let [small, huge, giant] = leaves.0;
     println!("runs of leaves of 4 KiB, 2 MiB, 1 GiB in a sample: {small}, {huge}, {giant}");
+    // A hundred rounds have all sizes.
+    if rounds >= 100 && (small == 0 || huge == 0 || machine.gigabyte.is_some() && giant == 0) {
+        return Err("leaves of one of the sizes were not mapped".into());
+    }
     Ok(false)
 }
 
@@ -258,8 +263,8 @@ pub(crate) fn walk_agrees(machine: &Machine, steps: usize) -> Result<()> {
     println!(
         "ok: the unit's walk agrees with the table in {steps} states: in {huge} pages of leaves of 2 MiB, {giant} of 1 GiB, {small} others"
     );
-    if machine.gigabyte.is_some() && giant == 0 {
-        return Err("no page was read in a leaf of 1 GiB".into());
+    if small == 0 || huge == 0 || machine.gigabyte.is_some() && giant == 0 {
+        return Err("no page was read in a leaf of one of the sizes".into());
     }
     Ok(())
 }

@@ -169,6 +169,8 @@ pub(crate) struct State {
     quiesced: bool,
     /// The next descriptor cannot be fetched.
     pub(crate) bad_fetch: bool,
+    /// After an error it goes on when the tail is written, not when the error is cleared.
+    pub(crate) waits_for_tail: bool,
     /// How many descriptors beyond one that times out have been fetched.
     pub(crate) prefetched: usize,
     /// Commands are not carried out.
@@ -217,6 +219,7 @@ impl Double {
             late: Vec::new(),
             quiesced: true,
             bad_fetch: false,
+            waits_for_tail: false,
             prefetched: 0,
             deaf: false,
             beside_no_queue: None,
@@ -295,7 +298,7 @@ impl Registers for Double {
                 assert_eq!(value & !state.status(), 0, "only what is set is cleared");
                 // Written as 1, cleared. PPF follows the records.
                 state.fsts &= !(value & 0x7d);
-                if !state.holds {
+                if !state.holds && !state.waits_for_tail {
                     state.work();
                 }
             }

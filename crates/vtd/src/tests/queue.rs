@@ -283,6 +283,19 @@ fn a_queue_error_is_recovered_from_and_nothing_is_taken_for_completed() {
     drop(domain.map(Payload::new(1), FromDevice).unwrap().unmap().unwrap());
 }
 
+/// As QEMU's unit.
+#[test]
+fn a_unit_that_goes_on_when_the_tail_is_written_recovers() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, mapping, iova) = cached(&unit, &double, None);
+    double.state().waits_for_tail = true;
+    double.state().bad_fetch = true;
+    drop(mapping.revoke().wait().unwrap());
+    assert_eq!(double.access(DEVICE, iova, true), None);
+    assert_eq!(domain.stats().backend.invalidations.resubmitted, 1);
+    drop(domain.map(Payload::new(1), FromDevice).unwrap().unmap().unwrap());
+}
+
 #[test]
 fn an_error_during_a_recovery_is_recovered_from_too() {
     let (double, unit) = enabled::<Coherent>(CAP, ECAP);
