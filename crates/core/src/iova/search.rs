@@ -1,7 +1,8 @@
 //! Searches of a tree, and the operations that need only the map of one region.
 
 use super::node::{
-    ALIGNS, Extent, NIL, Node, REGION, REGION_SHIFT, Step, align_up, room, slot_of, slot_shift,
+    ALIGNS, Extent, FAN, NIL, Node, REGION, REGION_SHIFT, Step, Summary, align_up, room, slot_of,
+    slot_shift,
 };
 use super::tree::{CLASSES, Tree};
 
@@ -13,6 +14,22 @@ pub(super) enum FirstFit {
     Beyond,
     /// Nothing fits within this region.
     Unknown,
+}
+
+/// The free runs of parts that follow each other.
+#[derive(Default)]
+struct Runs {
+    /// Granules that are free up to the end of the last one.
+    run: u64,
+    longest: u64,
+}
+
+impl Runs {
+    /// Adds a part of `len` granules.
+    fn add(&mut self, part: Summary, len: u64) {
+        self.longest = self.longest.max(self.run + part.head).max(part.best[0]);
+        self.run = if part.head == len { self.run + len } else { part.tail };
+    }
 }
 
 impl Tree {
@@ -134,6 +151,58 @@ impl Tree {
         let root = self.nodes.get(self.root).summary(self.level, 0);
         let beyond = self.bounds.end.saturating_sub(self.span());
         if beyond > 0 { root.best[0].max(root.tail + beyond) } else { root.best[0] }
+    }
+
+    /// Returns the length of the longest free run up to `limit`, in granules. O(levels).
+    pub(super) fn longest_before(&mut self, limit: u64) -> u64 {
+        if limit >= self.bounds.end {
+            return self.longest();
+        }
+        self.settle();
+        let known = limit.min(self.span());
+        let mut before = Runs::default();
+        let (mut at, mut level, mut base) = (self.root, self.level, 0);
+        // Down to the region that `limit` cuts.
+        while let Some((slot, part)) = self.add_whole_slots(at, level, base, known, &mut before) {
+            let node = self.nodes.get(at);
+            let part = Extent { start: part.start, end: known };
+            let kid = node.kids[slot];
+            if node.is_used(slot) || kid == NIL {
+                before.add(Summary::uniform(part, !node.is_used(slot)), part.len());
+                break;
+            }
+            if level == 1 {
+                self.walk_in(kid, 0, part, &mut |part, free| {
+                    before.add(Summary::uniform(part, free), part.len());
+                    true
+                });
+                break;
+            }
+            (at, level, base) = (kid, level - 1, part.start);
+        }
+        // All is free beyond what the tree has nodes for.
+        before.longest.max(before.run + (limit - known))
+    }
+
+    /// Adds the slots of a node that end at or before `limit`; returns the one that it cuts.
+    fn add_whole_slots(
+        &mut self,
+        at: u32,
+        level: u32,
+        base: u64,
+        limit: u64,
+        before: &mut Runs,
+    ) -> Option<(usize, Extent)> {
+        self.visit();
+        let node = self.nodes.get(at);
+        for slot in 0..FAN {
+            let part = Node::part(level, base, slot);
+            if part.end > limit {
+                return (part.start < limit).then_some((slot, part));
+            }
+            before.add(node.get(slot), part.len());
+        }
+        None
     }
 
     #[inline(always)]

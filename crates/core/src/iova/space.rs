@@ -200,22 +200,9 @@ impl Space {
     /// Bytes of the longest free run that an allocation below `limit` could have had: on one side
     /// of 4 GiB.
     pub(super) fn largest_free(&mut self, limit: u64) -> u64 {
-        let mut longest = 0;
-        for (half, part) in halves(Extent { start: 0, end: limit.min(self.end) }) {
-            let tree = &mut self.trees[half];
-            if part.end == tree.bounds.end {
-                longest = longest.max(tree.longest());
-                continue;
-            }
-            let mut run = 0;
-            tree.settle();
-            tree.walk(part, &mut |part, free| {
-                run = if free { run + part.len() } else { 0 };
-                longest = longest.max(run);
-                true
-            });
-        }
-        longest << GRANULE_SHIFT
+        let below = halves(Extent { start: 0, end: limit.min(self.end) });
+        let longest = below.map(|(half, part)| self.trees[half].longest_before(part.end)).max();
+        longest.unwrap_or(0) << GRANULE_SHIFT
     }
 
     #[cfg(all(test, not(loom)))]
@@ -355,9 +342,8 @@ impl IovaSpace {
     /// free run is shorter than `len + align` and none fits the next page size.
     ///
     /// # Errors
-    /// [`IovaError::Length`], [`IovaError::Alignment`], [`IovaError::Exhausted`] (with a `limit`
-    /// O(2 MiB regions with a map + free runs up to there)); [`IovaError::NoMemory`] if the
-    /// metadata cannot grow.
+    /// [`IovaError::Length`], [`IovaError::Alignment`], [`IovaError::Exhausted`];
+    /// [`IovaError::NoMemory`] if the metadata cannot grow.
     pub fn alloc(&self, len: u64, align: u64, limit: Option<Iova>) -> Result<IovaRange, IovaError> {
         if len == 0 || len > 1 << self.bits {
             return Err(IovaError::Length { len, bits: self.bits });

@@ -146,8 +146,8 @@ fn a_search_under_a_32_bit_limit_visits_a_node_per_level_among_a_million_ranges(
     let extents = space.stats().free;
     assert_eq!(extents, 500_001);
     // At most 12 levels in each half and a map, searched twice for an alignment that is no page
-    // size.
-    let most = 2 * 2 * (12 + 1) + 2;
+    // size, and once more for the longest run of a refusal.
+    let most = 3 * 2 * (12 + 1) + 2;
     for (len, align) in [(2, 1), (1, 1 << 9), (1, 4), (3, 16), (1 << 12, 1), (1, 2)] {
         for limit in [below_4g, Some(Iova::new(0x3fff_ffff)), Some(Iova::new(0x1fff)), None] {
             let before = visits(&space);
@@ -434,6 +434,11 @@ Err(e) => prop_assert!(false, "{e}"),
             let extents = space.stats();
             prop_assert_eq!((extents.free, extents.allocated), (model.runs('f').len(), model.runs('a').len()));
             prop_assert_eq!(extents.largest_free, model.runs('f').iter().map(|r| r.len()).max().unwrap_or(0) * G);
+            let limit = anywhere(a, b).0;
+            let before = Extent { start: 0, end: limit };
+            let runs = model.runs('f').into_iter().filter_map(|run| run.intersection(before));
+            let longest = runs.map(Extent::len).max().unwrap_or(0);
+            prop_assert_eq!(space.space.lock().largest_free(limit), longest * G, "before {}", limit);
             prop_assert_eq!(extents.bytes_in_use, model.granules.values().filter(|s| **s == 'a').count() as u64 * G);
         }
     }
