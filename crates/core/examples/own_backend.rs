@@ -59,7 +59,7 @@ unsafe impl Pinned for Page {
     }
 }
 
-/// What the unit translates: each map has a window of its own.
+/// An entry of the unit's table: each map has a window of its own.
 struct Window {
     iova: IovaRange,
     addr: usize,

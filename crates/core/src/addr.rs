@@ -164,7 +164,7 @@ pub enum RangeError {
     Empty {
         /// The kind of address.
         kind: &'static str,
-        /// Where it was to start.
+        /// The requested start.
         start: u64,
     },
     /// The end of a range must fit in 64 bits.
@@ -172,9 +172,9 @@ pub enum RangeError {
     Wraps {
         /// The kind of address.
         kind: &'static str,
-        /// Where it was to start.
+        /// The requested start.
         start: u64,
-        /// How many bytes it was to have.
+        /// The requested length in bytes.
         len: u64,
     },
 }

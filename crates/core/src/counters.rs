@@ -1,4 +1,5 @@
-//! What the numbers of reports mean: [`Counter`], of which each struct of statistics has a table.
+//! The meaning of the numbers in reports: [`Counter`]. Each struct of statistics has a table of
+//! them.
 //!
 //! The struct, its documentation, the table, the printed rows, a program's JSON and the C
 //! interface's reports have one source, the struct's definition by [`counters!`](crate::counters!),
@@ -27,28 +28,28 @@ use core::fmt;
 pub struct Counter {
     /// Its name, which is the field's: in JSON, and in C.
     pub name: &'static str,
-    /// How it changes.
+    /// The way it changes.
     pub kind: Kind,
-    /// What it counts.
+    /// Its unit.
     pub unit: Unit,
     /// Its name in a printed table; indented below the row that it is a part of.
     pub label: &'static str,
-    /// What it means, in a sentence.
+    /// Its meaning, in a sentence.
     pub meaning: &'static str,
 }
 
-/// How a counter changes.
+/// The way a counter changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// It grows: what happened so far.
+    /// A count that grows: events so far.
     Total,
-    /// It grows and shrinks: what is now.
+    /// A count that grows and shrinks: the current value.
     Level,
-    /// The highest so far.
+    /// The highest value so far.
     Peak,
 }
 
-/// What a counter counts.
+/// The unit of a counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
     /// Things: which ones, its meaning says.

@@ -1,7 +1,8 @@
 //! [`Magazine`]: the numbers of free objects that one owner caches, of a DMA pool or a page pool.
 //!
-//! An owner of frames has another one (`frame/magazine.rs`): words of the zone's bitmap, because it
-//! frees many neighbours by one compare-and-swap, and finds a number that is freed twice.
+//! Owners of frames have another magazine (`frame/magazine.rs`): words of the zone's bitmap,
+//! because it frees many neighbours by one compare-and-swap, and detects a number that is freed
+//! twice.
 
 /// The most numbers of a magazine.
 pub(crate) const LIMIT: usize = (1 << COUNT_SHIFT) - 1;
@@ -13,8 +14,8 @@ const COUNT_SHIFT: u32 = 10;
 #[derive(Debug)]
 pub(crate) struct Magazine<S, const COUNTS: bool> {
     numbers: S,
-    /// How many numbers there are; where it counts, in the upper bits how many were pushed: a push
-    /// that counts itself adds to one word.
+    /// The number of entries; with `COUNTS`, the upper bits are the number of pushes, so that a
+    /// counted push is one addition.
     word: u64,
 }
 

@@ -51,9 +51,9 @@
 //!
 //! All state is out of band: 16 bytes for each 4096 (0.4 %) and 8 for each 2 MiB of the span. No
 //! free allocates memory; only pages that meet a full ring, or that are freed after the pool was
-//! taken down, take a lock. A free takes constant time, but for two cases: if second raw frees have
-//! filled the spill list, it is sorted to discard them; and after the pool was taken down a free
-//! searches the list of chunks and may release one.
+//! taken down, take a lock. A free takes constant time, with two exceptions: if second raw frees
+//! have filled the spill list, it is sorted to discard them; and after the pool was taken down a
+//! free searches the list of chunks and may release one.
 //!
 //! # Checks
 //!
@@ -62,9 +62,9 @@
 //! the page is allocated and not held by a [`Page`]. A refused free changes nothing. One case is
 //! not reported to the caller: two raw frees of one page at the same instant, one of them through a
 //! [`Remote`]. The consumer detects the second by its generation, ignores it and counts it
-//! ([`Counts::waive`]), however many allocations later it finds it, but for one of a thread that has
-//! begun it 2^32 allocations of the page before. (Freeing a stale copy of a [`RawPage`] after the
-//! page was allocated raw again frees the new allocation: the copy is indistinguishable from it.)
+//! ([`Counts::waive`]), no matter how many allocations later, except for a free that a thread began
+//! 2^32 allocations of the page earlier. (Freeing a stale copy of a [`RawPage`] after the page was
+//! allocated raw again frees the new allocation: the copy is indistinguishable from it.)
 //!
 //! # Taking a pool down
 //!

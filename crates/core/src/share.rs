@@ -69,8 +69,8 @@ impl<T> Shared<T> {
         self.0 == other.0
     }
 
-    /// Gives up the share, and returns the value if it was the last: to exactly one of the threads
-    /// that give up theirs.
+    /// Drops the share, and returns the value if it was the last: for exactly one of the threads
+    /// that drop theirs.
     pub(crate) fn into_inner(self) -> Option<T> {
         let this = ManuallyDrop::new(self);
         // SAFETY: this is one share, and is not used or dropped any more.
@@ -94,7 +94,7 @@ impl<T> Shared<T> {
     /// # Safety
     /// The caller owns that many shares and does not use them again.
     unsafe fn release(this: NonNull<Counted<T>>, shares: u64) -> Option<Box<Counted<T>>> {
-        // SAFETY: the shares that the caller gives up have kept the value alive until here.
+        // SAFETY: the shares that the caller releases have kept the value alive until here.
         let before = unsafe { this.as_ref() }.shares.fetch_sub(shares, Ordering::Release);
         if before != shares {
             return None;
@@ -166,7 +166,7 @@ pub struct Stock<T> {
 }
 
 impl<T> Stock<T> {
-    /// How many shares are taken at once.
+    /// The number of shares acquired at once.
     pub const SHARES: u64 = 1 << 20;
 
     /// Issues a share, for an object that is allocated. O(1).
@@ -187,7 +187,8 @@ impl<T> Stock<T> {
         self.value.deref().clone()
     }
 
-    /// Takes back the share of an object that has returned. One of another value is dropped. O(1).
+    /// Takes back the share of an object that has returned. A share of another value is dropped.
+    /// O(1).
     #[inline(always)]
     pub fn take_back(&mut self, share: Shared<T>) {
         if self.value.is_same(&share) {
@@ -233,7 +234,7 @@ impl<T> Stock<T> {
         Self { value: ManuallyDrop::new(Shared(self.value.0)), shares }
     }
 
-    /// Takes back what was [split](Self::split) from it. A stock of another value gives up its
+    /// Takes back shares that were [split](Self::split) off. A stock of another value drops its
     /// shares.
     pub(crate) fn merge(&mut self, other: Self) {
         if self.value.is_same(&other.value) {
@@ -241,7 +242,7 @@ impl<T> Stock<T> {
         }
     }
 
-    /// Gives up all shares, and returns the value if they were the last, as [`Shared::into_inner`]
+    /// Drops all shares, and returns the value if they were the last, as [`Shared::into_inner`]
     /// does.
     pub(crate) fn into_inner(self) -> Option<T> {
         let this = ManuallyDrop::new(self);

@@ -7,12 +7,12 @@
 //!
 //! Memory shared with a *device* is accessed through [`mem`](crate::mem) instead.
 //!
-//! A model executes what the product executes. What differs under loom, and why:
+//! A model executes the product's code. The differences under loom, and the reasons:
 //!
-//! - here: the types themselves (`modelled` says what is added to loom's), and `relax` and
+//! - here: the types themselves (`modelled` lists the additions to loom's), and `relax` and
 //!   `spin_then_yield` yield, because loom cannot wait;
-//! - `frame/storage`, `table/pages`: atomics are made one by one, because loom's are no memory of
-//!   zeros;
+//! - `frame/storage`, `table/pages`: atomics are created one by one, because zeroed memory is
+//!   no atomic of loom;
 //! - `table/store`: an access to an entry, which is memory of a device and not seen by loom, is
 //!   shown to it as one to a word that nothing else uses;
 //! - `page_pool/records`, `page_pool/consumer`, `invalidate/batch`: fewer frames in a region, pages

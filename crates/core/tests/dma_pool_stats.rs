@@ -195,14 +195,14 @@ fn frees_allocate_nothing() {
     drop((a, b));
     pool.shrink();
     assert_eq!(pool.stats().blocks, 0);
-    // What is left are the states of the units and the tables that lead to them.
+    // The remaining bytes are the states of the units and the tables that lead to them.
     let units = 16 << 20 >> 21;
     let left = BYTES.get() - base - blocks.capacity() * 16 - kept.capacity() * 16;
     let most = units * ((2 << 20) / 64 + 1_024) + 8_192;
     assert!(left <= most, "{left} bytes, {owners} of them of owners; {most} allowed");
 }
 
-/// What follows the length of a range is allocated as a whole or not at all.
+/// Metadata in proportion to the length of a range is allocated completely or not at all.
 fn a_range_that_has_no_memory_is_refused() {
     let memory = Bump::new(256 << 20);
     let range = memory.span();

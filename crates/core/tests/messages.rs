@@ -1,5 +1,5 @@
-//! What the crate tells a user names no command, option or privilege of a system: it does not know
-//! which program or system it is part of. Whoever does names them: an error's `remedy`, or a
+//! Messages of this crate name no command, option or privilege of a system, because the crate does
+//! not know which program or system it is part of. Callers add them: an error's `remedy`, or a
 //! message of the crate above.
 
 use std::fs;

@@ -12,7 +12,7 @@ struct Limited;
 thread_local! {
     /// Larger ones fail.
     static LARGEST: Cell<usize> = const { Cell::new(usize::MAX) };
-    /// How many more succeed.
+    /// The number of further allocations that succeed.
     static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
 }
 

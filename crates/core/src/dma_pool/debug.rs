@@ -14,7 +14,7 @@ pub const FREE_PATTERN: u8 = 0xa7;
 /// Every byte of a newly allocated block in debug mode, unless it is zeroed.
 pub const FRESH_PATTERN: u8 = 0xa9;
 
-/// How many reports a pool keeps; all are counted.
+/// The number of reports that a pool keeps; all are counted.
 const MAX_REPORTS: usize = 64;
 
 /// The owners that had a block last, by their [numbers](super::PoolLocal::number); the pool's front
@@ -42,7 +42,7 @@ pub struct Damage {
     pub expected: u8,
     /// Its value.
     pub found: u8,
-    /// How many bytes are wrong.
+    /// The number of wrong bytes.
     pub wrong_bytes: usize,
     /// The owners that had it last; `None` if it has not been allocated since its chunk was
     /// acquired.
@@ -68,7 +68,7 @@ pub(super) struct History(Mutex<Records>);
 
 #[derive(Default, Debug)]
 struct Records {
-    /// By the block's address.
+    /// Keyed by the block's address.
     uses: BTreeMap<usize, LastUse>,
     damages: Vec<Damage>,
     damaged: u64,

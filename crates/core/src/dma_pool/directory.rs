@@ -21,7 +21,7 @@ pub(super) struct Span {
     iova: Iova,
     pub(super) addr: usize,
     pub(super) len: usize,
-    /// By place; null where the pool has had no chunk.
+    /// Indexed by place; null where the pool has had no chunk.
     units: Box<[AtomicPtr<Unit>]>,
     /// The next span of the pool.
     next: AtomicPtr<Span>,
@@ -65,7 +65,7 @@ impl Span {
 /// other.
 #[derive(Debug)]
 struct Batch {
-    /// How many units were made before.
+    /// The number of units created before this batch.
     before: usize,
     units: Vec<Unit>,
 }
@@ -75,7 +75,7 @@ struct Batch {
 pub(super) struct Chunk {
     /// Its unit, and the others that were made with that.
     batch: Arc<Batch>,
-    /// Which of them.
+    /// The index of its unit in the batch.
     unit: usize,
     /// The numbers of its blocks start here.
     first: u32,
@@ -171,7 +171,8 @@ const FIRST_TABLE: usize = if cfg!(loom) { 1 } else { 16 };
 #[derive(Debug)]
 pub(super) struct Units {
     first: Span,
-    /// How many bits of a number are the slot; the others are the unit, in the order of first use.
+    /// The number of low bits that hold the slot; the others are the unit, in the order of first
+    /// use.
     slot_bits: u32,
     /// The units by number. Replaced by a larger table when it is full.
     by_number: AtomicPtr<Entry>,
@@ -184,7 +185,7 @@ pub(super) struct Kept {
     batches: Vec<Arc<Batch>>,
     tables: Vec<Vec<Entry>>,
     spans: Vec<Arc<Span>>,
-    /// How many units there are.
+    /// The number of units.
     units: usize,
 }
 
@@ -209,7 +210,7 @@ impl Kept {
 /// Why blocks were not entered: nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EnterError {
-    /// Not so many numbers are left.
+    /// Too few numbers are left.
     Numbers,
     /// There is no memory for their states, or for the tables that lead to them.
     NoMemory,
@@ -251,8 +252,8 @@ impl Units {
     /// Returns the slot with a number.
     ///
     /// # Safety
-    /// The number was [entered](Self::enter), and the caller took it from the depot, or whatever it
-    /// took it from got it there.
+    /// The number was [entered](Self::enter), and the caller took it from the depot, or from a
+    /// holder that did.
     #[inline(always)]
     pub(super) unsafe fn slot(&self, number: u32) -> Slot<'_> {
         // Acquire: with the entries that were copied to the table. The number came from the depot,
@@ -311,8 +312,9 @@ impl Units {
         unit.slot_at(layout, place)
     }
 
-    /// Makes all blocks of `bytes` bytes at `offset` in a span, not 0, free ones of the pool: one
-    /// chunk for each unit that they lie in, of which but the first have none yet. All or nothing.
+    /// Turns all blocks of `bytes` bytes at `offset` in a span other than the first into free
+    /// blocks of the pool: one chunk for each unit that they lie in, of which all but the first
+    /// have none yet. All or nothing.
     fn enter_in(
         &self,
         layout: &Layout,
@@ -363,7 +365,7 @@ impl Units {
         Ok(chunks)
     }
 
-    /// Makes `count` units from `first` on of a span, which has none there, and enters them in the
+    /// Creates `count` units of a span, from `first` on, where it has none, and enters them in the
     /// tables. All or nothing.
     fn make_units(
         &self,
@@ -422,8 +424,8 @@ impl Units {
         Ok(batch)
     }
 
-    /// Makes all blocks of `bytes` bytes at `offset` in the first span, which lie in one unit, free
-    /// ones of the pool. All or nothing.
+    /// Turns all blocks of `bytes` bytes at `offset` in the first span, which lie in one unit, into
+    /// free blocks of the pool. All or nothing.
     pub(super) fn enter(
         &self,
         layout: &Layout,

@@ -51,11 +51,11 @@ pub enum SourceError {
     "cannot use a span of {len:#x} bytes at {iova}: it must have 1 to {limit:#x} bytes and end within 64 bits"
 )]
 pub struct SpanError {
-    /// How many bytes the span has.
+    /// The length of the span in bytes.
     pub len: usize,
-    /// Where it starts for the device.
+    /// The start of the span as seen by the device.
     pub iova: Iova,
-    /// How many bytes it may have.
+    /// The limit in bytes.
     pub limit: u64,
 }
 
@@ -82,7 +82,7 @@ pub enum CreateError {
     Boundary {
         /// The requested value.
         boundary: usize,
-        /// How many bytes a block has after rounding.
+        /// The size of a block in bytes, rounded up.
         size: u64,
     },
     /// A block must fit in the largest run of frames there is.
@@ -90,9 +90,9 @@ pub enum CreateError {
         "cannot create blocks of {size} bytes (after rounding): a chunk has at most {limit} bytes"
     )]
     TooLarge {
-        /// How many bytes a block has after rounding.
+        /// The size of a block in bytes, rounded up.
         size: u64,
-        /// How many bytes the largest chunk has.
+        /// The size of the largest chunk in bytes.
         limit: u64,
     },
     /// The source's span is shorter than the smallest chunk that holds a block, so every alloc
@@ -101,11 +101,11 @@ pub enum CreateError {
         "cannot create blocks of {size} bytes (after rounding) in a span of {len} bytes: their smallest chunk has {chunk} bytes; use a larger arena, or smaller blocks"
     )]
     SpanTooSmall {
-        /// How many bytes a block has after rounding.
+        /// The size of a block in bytes, rounded up.
         size: u64,
-        /// How many bytes the smallest chunk has.
+        /// The size of the smallest chunk in bytes.
         chunk: u64,
-        /// How many bytes the span has.
+        /// The length of the span in bytes.
         len: u64,
     },
     /// The span's start is not aligned enough for the blocks' alignment or boundary.
@@ -117,9 +117,9 @@ pub enum CreateError {
         needed: u64,
         /// Its alignment.
         have: u64,
-        /// Where the span starts in this process.
+        /// The start of the span in this process.
         addr: usize,
-        /// Where the span starts for the device.
+        /// The start of the span as seen by the device.
         iova: Iova,
     },
     /// The source's span cannot be used.
@@ -128,7 +128,7 @@ pub enum CreateError {
     /// The process has no memory for the table of the span: 8 bytes for each 2 MiB.
     #[error("cannot allocate the table of a span of {len} bytes: use a shorter span")]
     NoMemory {
-        /// How many bytes the span has.
+        /// The length of the span in bytes.
         len: usize,
     },
     /// The maximum is at least 1, and at least the minimum.
@@ -149,7 +149,7 @@ pub enum CreateError {
     Minimum {
         /// The requested minimum.
         minimum: u64,
-        /// How many blocks the pool would have with all the chunks that the source could give it.
+        /// The number of blocks in all chunks that the source can provide.
         available: u64,
         /// Why no further chunk was acquired.
         #[source]
@@ -170,7 +170,7 @@ pub enum AllocError {
     /// The source violated its contract: a run of this order cannot start there. It was released.
     #[error("the source returned {frame} for order {order}: outside its span, or not aligned to that size", order = order.get())]
     Misplaced {
-        /// Where the run starts.
+        /// The first frame of the run.
         frame: Frame,
         /// The requested value.
         order: Order,
@@ -183,7 +183,7 @@ pub enum AllocError {
     Maximum {
         /// The limit.
         maximum: u64,
-        /// How many blocks the pool has.
+        /// The number of blocks in the pool.
         blocks: u64,
     },
     /// The pool has no free block left for this owner, and no source but
@@ -192,7 +192,7 @@ pub enum AllocError {
         "no free block: the pool has {blocks} blocks in the ranges that were added to it; other owners may hold free ones: drop idle `PoolLocal`s, free blocks, or add another range"
     )]
     Ranges {
-        /// How many blocks the pool has.
+        /// The number of blocks in the pool.
         blocks: u64,
     },
     /// Blocks are numbered with 32 bits, and the pool has used all numbers.
@@ -200,13 +200,13 @@ pub enum AllocError {
         "no number is left for a block: a pool of blocks of {size} bytes uses at most {limit} bytes of its source's span, in units of 2 MiB or 1 GiB, until it ends; use another pool"
     )]
     Numbers {
-        /// How many bytes a block has.
+        /// The size of a block in bytes.
         size: u64,
         /// The most bytes of the span that chunks of such blocks can ever lie in.
         limit: u64,
     },
-    /// As many pages of a page pool are in use as
-    /// [`max_in_use`](crate::page_pool::Config::max_in_use) allows.
+    /// The number of pages of a page pool in use is
+    /// [`max_in_use`](crate::page_pool::Config::max_in_use).
     #[error(
         "no page is free: {limit} pages are in use, the pool's limit; return some, or raise `max_in_use`"
     )]
@@ -249,9 +249,9 @@ pub enum AllocError {
         "cannot allocate the states of a chunk of {bytes} bytes with blocks of {size} bytes: free memory of the process, or raise its limits"
     )]
     NoMemory {
-        /// How many bytes the chunk has.
+        /// The size of the chunk in bytes.
         bytes: u64,
-        /// How many bytes a block has.
+        /// The size of a block in bytes.
         size: u64,
     },
 }
@@ -265,19 +265,19 @@ pub enum RangeError {
         "cannot add {len} bytes at {iova}: no block of {size} bytes fits, or they end beyond 64 bits"
     )]
     Size {
-        /// How many bytes the range has.
+        /// The length of the range in bytes.
         len: usize,
-        /// Where it starts for the device.
+        /// The start of the range as seen by the device.
         iova: Iova,
-        /// How many bytes a block has.
+        /// The size of a block in bytes.
         size: u64,
     },
     /// The start is not aligned enough for the blocks' alignment or boundary.
     #[error("cannot add a range at {addr:#x} and {iova}: both must be multiples of {needed} bytes")]
     Align {
-        /// Where the range starts in this process.
+        /// The start of the range in this process.
         addr: usize,
-        /// Where it starts for the device.
+        /// The start of the range as seen by the device.
         iova: Iova,
         /// The required alignment.
         needed: u64,
@@ -285,9 +285,9 @@ pub enum RangeError {
     /// The pool would have more blocks than its maximum.
     #[error("cannot add {blocks} blocks: the pool may have {maximum} blocks and has {have}")]
     Maximum {
-        /// How many blocks the range has.
+        /// The number of blocks in the range.
         blocks: u64,
-        /// How many blocks the pool has.
+        /// The number of blocks in the pool.
         have: u64,
         /// The limit.
         maximum: u64,
@@ -297,11 +297,11 @@ pub enum RangeError {
         "cannot add {len} bytes: numbers are left for one range of {left} bytes, with blocks of {size} bytes; use another pool"
     )]
     Numbers {
-        /// How many bytes the range has.
+        /// The length of the range in bytes.
         len: usize,
-        /// How many bytes a block has.
+        /// The size of a block in bytes.
         size: u64,
-        /// How many bytes the longest range has that could be added. Each range takes the numbers
+        /// The length in bytes of the longest range that can be added. Each range uses the numbers
         /// of whole units of 2 MiB (of 1 GiB for blocks of more than 2 MiB).
         left: u64,
     },
@@ -310,9 +310,9 @@ pub enum RangeError {
         "cannot allocate the states of {len} bytes with blocks of {size} bytes: add a shorter range, or raise the process's limits"
     )]
     NoMemory {
-        /// How many bytes the range has.
+        /// The length of the range in bytes.
         len: usize,
-        /// How many bytes a block has.
+        /// The size of a block in bytes.
         size: u64,
     },
 }
@@ -321,9 +321,9 @@ pub enum RangeError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot allocate {wanted} blocks at once: only {available} are available: {error}")]
 pub struct BulkAllocError {
-    /// How many slots were empty.
+    /// The number of empty slots.
     pub wanted: usize,
-    /// How many blocks could be allocated for them; they are free again.
+    /// The number of blocks that could be allocated for them; they are free again.
     pub available: usize,
     /// Why there was no further one. At the [maximum](AllocError::Maximum) it counts those blocks
     /// as in use.
@@ -351,9 +351,9 @@ pub enum FreeError {
     Foreign {
         /// The address.
         addr: usize,
-        /// Where the pool's span starts.
+        /// The start of the pool's span.
         start: usize,
-        /// Where the pool's span ends.
+        /// The end of the pool's span.
         end: usize,
     },
     /// The address is in memory of this pool, but no block or page starts there.
@@ -363,11 +363,11 @@ pub enum FreeError {
     Misaligned {
         /// The address.
         addr: usize,
-        /// Where the chunk of blocks, or the page, starts.
+        /// The start of the chunk of blocks, or of the page.
         start: usize,
-        /// How many blocks the chunk has; 1 for a page.
+        /// The number of blocks in the chunk; 1 for a page.
         count: u32,
-        /// How many bytes one has.
+        /// The size of a block in bytes.
         size: u64,
     },
     /// A [`Block`](super::Block), a [`Page`](crate::page_pool::Page) or a
@@ -405,8 +405,8 @@ pub enum FreeError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("after {freed} of the blocks were freed: {error}")]
 pub struct BulkFreeError {
-    /// How many blocks from the start of the list are free now. The next one was refused; it and
-    /// the rest are unchanged.
+    /// The number of blocks at the start of the list that were freed. The next one was refused; it
+    /// and the rest are unchanged.
     pub freed: usize,
     /// Why it was refused.
     #[source]

@@ -1,9 +1,9 @@
 //! Growing and shrinking: one thread at a time acquires or releases chunks, while others allocate
 //! and free.
 //!
-//! The source may make a system call and sleep, so no lock is held while it runs, but the *permit*:
-//! a flag for which only threads wait that need a chunk too. Between two attempts to take it they
-//! look for free blocks.
+//! The source may make a system call and sleep, so no lock is held while it runs, only the
+//! *permit*: a flag that only threads wait for which need a chunk too. Between two attempts to take
+//! it they look for free blocks.
 
 use super::directory::{Chunk, EnterError, Span};
 use super::error::{AllocError, CreateError, RangeError};

@@ -29,9 +29,9 @@ pub(super) struct Inner {
     pub(super) name: String,
     pub(super) minimum: u64,
     pub(super) maximum: u64,
-    /// Rises when an alloc fails: owners that notice return what they cache.
+    /// Rises when an alloc fails: owners that notice return their cached blocks.
     pub(super) pressure: AtomicU64,
-    /// How many [`Handle`]s exist.
+    /// The number of [`Handle`]s.
     pub(super) handles: AtomicU64,
     pub(super) growth: CachePadded<Growth>,
     pub(super) front: CachePadded<SpinLock<Front>>,
@@ -41,7 +41,8 @@ pub(super) struct Inner {
 /// The owner for calls that are made without a `PoolLocal`.
 pub(super) struct Front {
     pub(super) owner: Owner,
-    /// How many `Block`s keep the pool after its last handle; 0 while it has one.
+    /// The number of `Block`s that keep the pool alive after its last handle; 0 while a handle
+    /// exists.
     blocks_left: u64,
     /// The last handle, for the last of those blocks: its pointer may free the pool, and those of
     /// units may not.
@@ -301,7 +302,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Frees the block of a `Block`, which the caller gives up.
+    /// Frees the block of a `Block`, which the caller consumes.
     #[inline(always)]
     pub(super) fn free_owned(&self, owner: &mut Owner, slot: Slot<'_>) {
         slot.state().set(State::FREE);
@@ -329,7 +330,7 @@ impl Inner {
         }
     }
 
-    /// Gives an owner numbers, from a new chunk if necessary.
+    /// Refills an owner's current magazine, from a new chunk if necessary.
     #[cold]
     #[inline(never)]
     pub(super) fn refill(&self, owner: &mut Owner) -> Result<(), AllocError> {
@@ -344,15 +345,15 @@ impl Inner {
         })
     }
 
-    /// Gives an owner whose current magazine is empty the numbers of its other one, or of the
-    /// depot. `false` if there are none.
+    /// Refills an owner's empty current magazine from its other one, or from the depot. `false` if
+    /// there are no numbers.
     #[cold]
     #[inline(never)]
     fn exchange_for_alloc(&self, owner: &mut Owner) -> bool {
         owner.swap_for_alloc() || self.depot.lock().refill(&mut owner.current)
     }
 
-    /// Makes place in the current magazine, which is full.
+    /// Makes room in the current magazine, which is full.
     #[cold]
     #[inline(never)]
     fn exchange_for_free(&self, owner: &mut Owner) {
@@ -366,13 +367,13 @@ impl Inner {
         }
     }
 
-    /// Moves what the front caches to the depot.
+    /// Moves the front's cached blocks to the depot.
     pub(super) fn drain_front(&self) {
         let owner = &mut self.front.lock().owner;
         self.depot.lock().flush(owner);
     }
 
-    /// Has owners return what they cache when they next exchange a magazine.
+    /// Makes owners return their cached blocks when they next exchange a magazine.
     pub(super) fn raise_pressure(&self) {
         self.pressure.fetch_add(1, Ordering::Relaxed);
     }

@@ -82,14 +82,14 @@ pub(super) struct Layout {
     by_size: ExactDivider,
     /// log2 of a group's bytes; of a unit's without groups.
     group_shift: u32,
-    /// How many blocks a group has.
+    /// The number of blocks in a group.
     group_blocks: u64,
     by_group: Divider,
     /// Whether a block's place is its slot times its size: no groups.
     plain: bool,
     /// log2 of a unit's bytes.
     unit_shift: u32,
-    /// How many slots a unit has.
+    /// The number of slots in a unit.
     slots: u32,
     /// The alignment of ranges of the caller.
     range_align: u64,
@@ -199,7 +199,7 @@ impl Layout {
         self.range_align
     }
 
-    /// Returns how many blocks the first `bytes` bytes of a unit hold: no chunk of so many bytes has
+    /// Returns how many blocks the first `bytes` bytes of a unit hold: no chunk of this size has
     /// more, wherever it lies.
     pub(super) fn blocks_in(&self, bytes: u64) -> u32 {
         let (groups, rest) = (bytes >> self.group_shift, bytes & ((1 << self.group_shift) - 1));
@@ -267,7 +267,7 @@ impl Layout {
             .find(|&order| blocks_in(order) <= room)
     }
 
-    /// Refuses a span of `len` bytes in which not even the smallest chunk lies.
+    /// Refuses a span of `len` bytes that is shorter than the smallest chunk.
     pub(super) fn check_span(&self, len: u64) -> Result<(), CreateError> {
         let chunk = bytes_of(self.least);
         if len < chunk {
@@ -350,8 +350,8 @@ mod tests {
         assert_eq!(layout((2 << 20) + 1, 0, 0).unwrap().next_order(0).get(), 18);
     }
 
-    /// What the documentation of [`Builder::build`](super::super::Builder::build) says of the
-    /// smallest chunk.
+    /// The rule for the smallest chunk in the documentation of
+    /// [`Builder::build`](super::super::Builder::build).
     #[test]
     fn the_smallest_chunk_holds_a_block_wherever_it_lies() {
         for (size, boundary, kib) in [

@@ -14,8 +14,8 @@ use core::fmt;
 /// It keeps the pool alive.
 ///
 /// One per thread of control; it can move between threads. Its calls take no lock and make no
-/// atomic read-modify-write, except where a magazine is exchanged, once in as many blocks as that
-/// has, and for the claim of a raw block that is freed. Dropping it returns what it caches.
+/// atomic read-modify-write, except for the exchange of a magazine, once per magazine's size of
+/// blocks, and for the claim of a raw block that is freed. Dropping it returns its cached blocks.
 pub struct PoolLocal {
     pool: Handle,
     owner: Owner,
@@ -40,7 +40,7 @@ impl PoolLocal {
         Ok(unsafe { Block::new(slot) })
     }
 
-    /// As [`alloc`](Self::alloc), with all bytes 0.
+    /// Like [`alloc`](Self::alloc), with all bytes 0.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
@@ -101,7 +101,7 @@ impl PoolLocal {
         }
     }
 
-    /// As [`fill`](Self::fill), with blocks that free themselves.
+    /// Like [`fill`](Self::fill), with blocks that free themselves.
     pub fn fill_blocks(&mut self, slots: &mut [Option<Block>]) -> usize {
         // SAFETY: just allocated, in this form.
         let make = |slot: Slot<'_>| unsafe { Block::new(slot) };

@@ -447,7 +447,7 @@ impl Drop for Watched {
     }
 }
 
-/// What a handle does without a lock comes before the end of the pool by another one.
+/// Lock-free calls of one handle happen before another handle ends the pool.
 #[test]
 fn loom_the_end_of_a_pool_comes_after_the_uses_of_all_handles() {
     check(2, || {

@@ -23,7 +23,7 @@ pub(super) fn magazine(capacity: usize) -> Magazine {
     Magazine::empty(vec![0; capacity].into())
 }
 
-/// How many blocks an owner may keep.
+/// The most blocks that an owner may cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cap {
     /// The numbers of one magazine.
@@ -33,7 +33,7 @@ pub(super) struct Cap {
 }
 
 impl Cap {
-    /// So many bytes of blocks of `size` bytes, but at least one block, and at most `2 * MOST`.
+    /// As many blocks of `size` bytes as fit in `bytes`, at least one and at most `2 * MOST`.
     pub(super) fn new(bytes: u64, size: u64) -> Self {
         let blocks = usize::try_from(bytes / size).unwrap_or(usize::MAX);
         Self { magazine: (blocks / 2).clamp(1, MOST), two: blocks >= 2 }
@@ -97,9 +97,9 @@ pub(super) struct Depot {
     /// acquired.
     pub(super) fresh: VecDeque<Range<u32>>,
     pub(super) fresh_blocks: u64,
-    /// How many blocks were cut from `fresh` and are still the pool's.
+    /// The number of blocks that were taken from `fresh` and still belong to the pool.
     pub(super) cut: u64,
-    /// How many of those a shrink has set aside.
+    /// The number of those that a shrink has set aside.
     pub(super) aside: u64,
     pub(super) chunks: Vec<Chunk>,
     /// Blocks and bytes of all chunks.
@@ -107,7 +107,7 @@ pub(super) struct Depot {
     pub(super) bytes: u64,
     /// The most blocks that were outside the depot.
     pub(super) peak: u64,
-    /// How many calls go through all blocks, whose chunks stay meanwhile.
+    /// The number of calls that walk all blocks; no chunk is released meanwhile.
     pub(super) visits: u64,
     next_owner: u32,
     free_owners: Vec<u32>,
@@ -134,7 +134,7 @@ impl Depot {
         }
     }
 
-    /// Makes room for so many chunks to be added.
+    /// Reserves space for `chunks` more chunks.
     pub(super) fn reserve(&mut self, chunks: usize) -> Result<(), TryReserveError> {
         self.chunks.try_reserve(chunks)?;
         self.fresh.try_reserve(chunks)
@@ -150,7 +150,7 @@ impl Depot {
         self.chunks.push(chunk);
     }
 
-    /// Gives an empty magazine numbers: used ones first, else fresh ones. `false` if there are
+    /// Fills an empty magazine with numbers: used ones first, else fresh ones. `false` if there are
     /// none. Allocates memory for the return of fresh ones.
     pub(super) fn refill(&mut self, magazine: &mut Magazine) -> bool {
         debug_assert!(magazine.is_empty());
@@ -235,7 +235,7 @@ impl Depot {
         self.full.len()
     }
 
-    /// Takes the full array out that has been there for longest.
+    /// Removes the full array that has been there longest.
     pub(super) fn take_oldest(&mut self) -> Option<Box<[u32]>> {
         let array = self.full.pop_front()?;
         self.aside += array.len() as u64;
@@ -253,7 +253,7 @@ impl Depot {
         }
     }
 
-    /// Takes numbers back that were set aside.
+    /// Returns numbers that were set aside.
     pub(super) fn take_numbers(&mut self, numbers: &[u32]) {
         count_steps(numbers.len());
         self.aside -= numbers.len() as u64;
@@ -291,7 +291,7 @@ impl Depot {
         Owner::new(self.cap, pressure, number)
     }
 
-    /// Takes what an owner has, and its number.
+    /// Takes back an owner's blocks, and its number.
     pub(super) fn retire(&mut self, owner: &mut Owner) {
         self.flush(owner);
         self.free_owners.push(owner.number);
@@ -307,7 +307,7 @@ impl Depot {
     pub(super) fn metadata_bytes(&self) -> usize {
         let owners = (self.next_owner as usize).saturating_sub(self.free_owners.len());
         let of_owners = owners * if self.cap.two { 2 } else { 1 };
-        // One more is the depot's own, which is partly full.
+        // The depot has one more, which is partly full.
         let arrays = (self.arrays() + of_owners + 1) * self.cap.magazine * 4;
         let lists = (self.full.capacity() + self.empty.capacity()) * size_of::<Box<[u32]>>();
         arrays + lists + self.chunks.capacity() * size_of::<Chunk>()
@@ -318,7 +318,7 @@ impl Depot {
 mod tests {
     use super::*;
 
-    /// A depot of so many blocks, which no owner has had, and of arrays of two numbers.
+    /// A depot of `blocks` blocks, which no owner has had, and of arrays of two numbers.
     fn depot(blocks: u32) -> Depot {
         let mut depot = Depot::new(Cap::new(4, 1));
         depot.fresh.push_back(0..blocks);
@@ -327,7 +327,7 @@ mod tests {
         depot
     }
 
-    /// So many magazines of it, full.
+    /// Returns `count` full magazines from the depot.
     fn refilled(depot: &mut Depot, count: usize) -> Vec<Magazine> {
         let mut magazines: Vec<_> = (0..count).map(|_| magazine(2)).collect();
         for magazine in &mut magazines {
@@ -375,7 +375,7 @@ mod tests {
             let array = depot.take_oldest().unwrap();
             depot.put_back(array, &[]);
         }
-        // As where the chunks of those are removed.
+        // As if the chunks of those were removed.
         depot.cut -= depot.aside;
         depot.blocks -= depot.aside;
         depot.aside = 0;

@@ -42,7 +42,7 @@ pub struct DmaPool(Handle);
 
 /// The configuration of a new pool. Every value but the block's size has a default.
 ///
-/// # What a pool takes
+/// # Memory of a pool
 /// Besides its blocks a pool has 8 bytes for each 2 MiB of its source's span, and, for each aligned
 /// 2 MiB of the span in which it ever had a chunk (1 GiB for blocks of more than 2 MiB), 1 byte for
 /// each block that fits in there and about 100 more. They stay until the pool ends, since a late
@@ -87,8 +87,8 @@ impl Builder {
 
     /// The pool acquires this many blocks when it is built, and shrinking keeps them. 0 unless set.
     ///
-    /// So many blocks can be allocated without a call of the source, less those that other owners
-    /// cache.
+    /// Guarantees that `blocks` blocks can be allocated without a call of the source, less those
+    /// that other owners cache.
     pub fn minimum(self, blocks: u64) -> Self {
         Self { minimum: blocks, ..self }
     }
@@ -100,8 +100,8 @@ impl Builder {
         Self { maximum: blocks, ..self }
     }
 
-    /// How many bytes of free blocks an owner caches at most; at least one block, at most 1,024.
-    /// 512 KiB unless set.
+    /// The most bytes of free blocks that an owner caches; at least one block, at most 1,024. 512
+    /// KiB unless set.
     pub fn cached_bytes(self, bytes: u64) -> Self {
         Self { cached_bytes: bytes, ..self }
     }
@@ -265,7 +265,7 @@ impl DmaPool {
     /// [minimum](Builder::minimum) allows, and returns how many bytes those were. Other threads may
     /// use the pool meanwhile.
     ///
-    /// A block in an owner's magazine keeps its chunk. Active owners return what they cache at
+    /// A block in an owner's magazine keeps its chunk. Active owners return their cached blocks at
     /// their next exchange, so a second call later releases more; an idle one can be
     /// [flushed](PoolLocal::flush). O(blocks of the pool), but no lock is held for longer than it
     /// takes to go through 512 numbers or the list of chunks: an alloc that finds no block
@@ -273,7 +273,7 @@ impl DmaPool {
     /// held; must not be called from inside the source. Releases nothing while a
     /// [`for_each_block`](Self::for_each_block) runs.
     ///
-    /// If the source panics for a chunk, the others are released before the panic goes on.
+    /// If the source panics for a chunk, the others are released before the panic continues.
     pub fn shrink(&self) -> u64 {
         self.0.shrink()
     }
@@ -336,15 +336,14 @@ impl DmaPool {
     }
 
     /// Calls `each` with every block of the pool, allocated or free, and its memory, in ascending
-    /// order in each chunk: to register the blocks with hardware, or to write what stays the same
-    /// while they are allocated and freed. The pool does not write to blocks except in
-    /// `alloc_zeroed` and in debug mode, in which what is written to a free block is damage. Blocks
-    /// of chunks that are acquired later are not seen: with equal minimum and maximum there are
-    /// none.
+    /// order in each chunk: to register the blocks with hardware, or to write data that stay the
+    /// same while blocks are allocated and freed. The pool does not write to blocks except in
+    /// `alloc_zeroed` and in debug mode, which reports a write to a free block as damage. Blocks of
+    /// chunks that are acquired later are not seen: with equal minimum and maximum there are none.
     ///
-    /// A block is not allocated by being seen: a free of it is refused, unless it is allocated as a
-    /// raw one. O(blocks). `each` may use the pool; until this returns, [`shrink`](Self::shrink)
-    /// releases no chunk, on whatever thread.
+    /// A visit does not allocate a block: a free of it is refused, unless it is allocated as a raw
+    /// one. O(blocks). `each` may use the pool; until this returns, [`shrink`](Self::shrink)
+    /// releases no chunk on any thread.
     pub fn for_each_block(&self, mut each: impl FnMut(RawBlock, DmaMemory<'_>)) {
         let visit = Visit::new(&self.0);
         for slot in visit.chunks.iter().flat_map(Chunk::slots) {
@@ -411,9 +410,9 @@ impl fmt::Debug for DmaPool {
 pub struct Busy {
     /// The pool.
     pub pool: DmaPool,
-    /// How many other handles of the pool exist.
+    /// The number of other handles of the pool.
     pub handles: u64,
-    /// How many blocks are allocated.
+    /// The number of allocated blocks.
     pub blocks: u64,
     /// One of them.
     pub first: Option<RawBlock>,

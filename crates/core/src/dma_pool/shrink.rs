@@ -1,10 +1,10 @@
-//! Takes the chunks all of whose blocks are in the depot out of the pool.
+//! Removal of the chunks all of whose blocks are in the depot.
 //!
 //! The depot is locked for one array of numbers at a time, so that owners exchange magazines
 //! meanwhile: the numbers of chunks that may be free are set aside, the others go back at once. A
 //! chunk is removed if all of its numbers have been found; the numbers of any other go back. So
-//! what is set aside is neither lost nor with anyone else, and an owner that finds no block
-//! meanwhile waits for the permit, as it would for a chunk.
+//! numbers that are set aside are neither lost nor held by an owner, and an owner that finds no
+//! block meanwhile waits for the permit, as it would for a chunk.
 
 use super::directory::Chunk;
 use super::inner::{Inner, Permit};
@@ -21,9 +21,9 @@ struct Candidate {
     chunk: Chunk,
     /// Its place in the list of chunks.
     place: usize,
-    /// How many of its numbers have been set aside. Their states are `LISTED`.
+    /// The number of its blocks that have been set aside. Their states are `LISTED`.
     aside: u32,
-    /// How many of them no owner has had yet.
+    /// The number of those that have never been allocated.
     fresh: u32,
     removed: bool,
 }
@@ -63,7 +63,7 @@ impl Inner {
         }
         self.set_aside(&mut candidates);
         let surplus = self.depot.lock().remove(&mut candidates, self.minimum);
-        // Not under the lock.
+        // Dropped outside the lock.
         drop(surplus);
         let (removed, kept): (Vec<_>, Vec<_>) =
             candidates.0.into_iter().partition(|candidate| candidate.removed);
@@ -96,7 +96,7 @@ impl Inner {
         }
     }
 
-    /// Gives the numbers that were set aside back to the depot.
+    /// Returns the numbers that were set aside to the depot.
     fn give_back<'s>(&self, slots: impl Iterator<Item = Slot<'s>>) {
         let mut numbers = Vec::with_capacity(MOST);
         for slot in slots.filter(|slot| slot.state().get() == State::LISTED) {

@@ -1,4 +1,4 @@
-//! [`ChunkSource`], where a pool's chunks come from; [`Coherent`], one run of it for a ring or
+//! [`ChunkSource`], the source of a pool's chunks; [`Coherent`], one run of it for a ring or
 //! another single structure.
 
 use super::error::{SourceError, SpanError};
@@ -40,14 +40,15 @@ use core::ptr::NonNull;
 /// # Runs that are never released
 /// A pool that ends with blocks or pages that a device may still write to drops its source with
 /// their runs acquired. Their memory stays valid, and is allocated to no other caller, also after
-/// the source itself has been dropped: a source that owns its memory leaks what is not released.
+/// the source itself has been dropped: a source that owns its memory leaks runs that are not
+/// released.
 ///
 /// # Panics
-/// A pool loses nothing by an `acquire` that panics: it counts as one that failed, so the source
-/// must not keep a run for it. A run whose `release` panics is the caller's no more and is not
-/// released again; whether the source keeps it is the source's matter. A pool that has several runs
-/// to release goes on with the others, and then passes the first panic on, unless its thread
-/// unwinds already (all of this with the feature `std`, which catches panics).
+/// A panicking `acquire` loses nothing: it counts as one that failed, so the source must not keep a
+/// run for it. A run whose `release` panics no longer belongs to the caller and is not released
+/// again; the source decides whether it keeps the run. A pool that has several runs to release
+/// continues with the others, and then passes the first panic on, unless its thread unwinds already
+/// (all of this with the feature `std`, which catches panics).
 pub unsafe trait ChunkSource: Send + Sync {
     /// Returns the whole span that runs can lie in. Callers access the runs they have acquired and
     /// nothing else of it.

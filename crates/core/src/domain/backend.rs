@@ -1,5 +1,6 @@
-//! The interface between a domain and the owner of its table. Below it: which physical memory the
-//! memory of this process is (`extent`), and [`TableBackend`], which owns its table (`table`).
+//! The interface between a domain and the owner of its table. Below it: the translation of this
+//! process's memory to physical memory (`extent`), and [`TableBackend`], which owns its table
+//! (`table`).
 
 use super::error::BackendError;
 use super::stats::BackendStats;
@@ -26,7 +27,7 @@ mod walker;
 pub use extent::{Generation, Generations, PhysExtent, PhysTranslator};
 pub use table::{TableBackend, WindowToken};
 
-/// What a backend is. It never changes.
+/// The fixed properties of a backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Properties {
     /// `soft`, `vfio`, `none` ...
@@ -45,26 +46,26 @@ impl Properties {
     }
 }
 
-/// How a thread waits for a ticket.
+/// The kind of a thread's wait for a ticket.
 #[derive(Clone, Copy, Debug)]
 pub enum Wait<'w> {
-    /// Not at all.
+    /// Does not wait.
     Not,
-    /// Not at all, and the task is woken when there may be more to see.
+    /// Does not wait; the task is woken when there may be progress.
     Wake(Until, &'w Waker),
     /// Until the ticket has completed, or the deadline of its flush has passed.
     ToDeadline,
-    /// Until the ticket has completed, or for so long from now.
+    /// Until the ticket has completed, or this limit from now has passed.
     For(WaitLimit),
 }
 
-/// How long a task sleeps at most whose flush does not end.
+/// The longest sleep of a task whose flush does not end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Until {
     /// Until the deadline of its flush, as [`Wait::ToDeadline`].
     Deadline,
-    /// Until the flush has completed, or never can: it is past its deadline already, or nobody
-    /// waits for one.
+    /// Until the flush has completed, or can never complete: its deadline has passed already, or it
+    /// has no waiter.
     Completion,
 }
 
@@ -73,7 +74,7 @@ pub enum Until {
 pub struct Revocation<'w> {
     /// The range.
     pub range: IovaRange,
-    /// What the backend keeps for the window that it is in, if it keeps something.
+    /// The backend's token for the window that the buffer is in, if it keeps one.
     pub window: Option<&'w WindowToken>,
 }
 
@@ -201,61 +202,61 @@ pub struct Revocation<'w> {
 /// # }
 /// ```
 ///
-/// What only some units have is a method with a default: an address that cannot be chosen
+/// Optional abilities are methods with defaults: an address that cannot be chosen
 /// ([`required_iova`](Self::required_iova)), a window whose translation is worth keeping
 /// ([`window`](Self::window)), a table that can be read ([`mapped`](Self::mapped)), counters
-/// ([`stats`](Self::stats)). A unit whose flushes take time returns a ticket for each from `revoke`,
-/// and has in `wait` a source that wakes. One whose table is a radix tree in memory implements
-/// nothing of this: [`TableBackend`] does, for a [`Format`](crate::table::Format) and an
-/// [`InvalidationQueue`](crate::invalidate::InvalidationQueue).
+/// ([`stats`](Self::stats)). A unit whose flushes take time returns a ticket for each from
+/// `revoke`, and implements `wait` with a source of wake-ups. A unit whose table is a radix tree in
+/// memory needs none of this: [`TableBackend`] implements it for a [`Format`](crate::table::Format)
+/// and an [`InvalidationQueue`](crate::invalidate::InvalidationQueue).
 ///
-/// # What the domain keeps
+/// # Guarantees of the domain
 /// - **Addresses** are the domain's: it chooses them, within the mask of a device that has one, and
 ///   asks the backend only where they cannot be chosen ([`required_iova`](Self::required_iova)).
-///   Those given to [`map`](Self::map) are free: nothing is mapped there, and what was has been
-///   revoked and its flush has completed. They are as long as the memory, and both begin and end at
-///   multiples of 4096. The domain's space has as many bits as the
-///   [`IovaSpace`](crate::iova::IovaSpace) that it was
-///   created with; what the backend cannot translate of these it refuses
-///   ([`BackendError::Unmappable`]), or the domain is created without
-///   ([`Domain::reserve_range`](super::Domain::reserve_range)).
-/// - **A range given to [`revoke`](Self::revoke) consists of whole maps, of one or of many**: those
-///   that are adjacent in the domain are joined, whoever mapped them, for one call or for the many
-///   of a batch. No range begins or ends inside of what one `map` mapped, except that the pieces of
+///   Addresses given to [`map`](Self::map) are free: nothing is mapped there, and earlier mappings
+///   have been revoked and their flush has completed. They are as long as the memory, and both
+///   begin and end at multiples of 4096. The domain's space has as many bits as the
+///   [`IovaSpace`](crate::iova::IovaSpace) that it was created with; the backend refuses addresses
+///   of it that it cannot translate ([`BackendError::Unmappable`]), or they are excluded when the
+///   domain is created ([`Domain::reserve_range`](super::Domain::reserve_range)).
+/// - **A range given to [`revoke`](Self::revoke) consists of whole maps, of one or of many**: maps
+///   that are adjacent in the domain are joined, from any owner, for one call or for the many of a
+///   batch. No range begins or ends inside a range that one `map` mapped, except that the pieces of
 ///   a payload of several ([`Pinned::piece`](super::Pinned::piece)) are maps of their own. So a
-///   backend that keeps what was mapped, as by its first address, ends *all* that lies in the range,
-///   and not the entry of that address. Each map is revoked once, and before its addresses are used
+///   backend that records maps, for example by first address, ends *all* maps in the range, and not
+///   only the one at that address. Each map is revoked once, and before its addresses are used
 ///   again.
 /// - Methods are called from any thread, several at once, but never two at once for overlapping
 ///   addresses.
 ///
-/// # What the backend keeps
-/// - It **refuses memory that is not registered** ([`BackendError::NotRegistered`]): the domain does
-///   not know what is. Memory that is unregistered while it is mapped is out of reach when
-///   [`unregister_memory`](Self::unregister_memory) has succeeded. Its range may be revoked later
-///   all the same; a backend that has nothing there any more may refuse that.
-/// - A map that fails has changed nothing, unless its error [says so](BackendError::stays_reachable).
-///   In words of its own it refuses by [`BackendError::Refused`].
+/// # Guarantees of the backend
+/// - It **refuses memory that is not registered** ([`BackendError::NotRegistered`]): the domain
+///   does not track registrations. Memory that is unregistered while it is mapped is out of reach
+///   when [`unregister_memory`](Self::unregister_memory) has succeeded. Its range may still be
+///   revoked later; a backend that has nothing there any more may refuse that.
+/// - A map that fails has changed nothing, unless its error [says
+///   so](BackendError::stays_reachable). A reason of the backend's own is a
+///   [`BackendError::Refused`].
 /// - Tickets ascend, and complete in this order: when one has completed, all before it have. They
-///   are not reused. [`Ticket::COMPLETED`] is what a revocation returns that needs no flush.
-///   [`wait`](Self::wait) for a ticket that has completed returns success, then and ever after, also
-///   when the unit has failed since; for [`Ticket::NEVER`] it returns an error.
+///   are not reused. A revocation that needs no flush returns [`Ticket::COMPLETED`].
+///   [`wait`](Self::wait) for a ticket that has completed always returns success, also when the
+///   unit has failed since; for [`Ticket::NEVER`] it returns an error.
 /// - Flushes that a map needs (VT-d: caching mode) have completed when `map` returns.
 ///
 /// # If a method panics
-/// The domain stays usable, and no device reaches what has been dropped. A payload that was being
+/// The domain stays usable, and no device reaches a dropped payload. A payload that was being
 /// mapped, or whose revocation was being requested, is quarantined and counted
 /// ([`DomainStats::quarantined`](super::DomainStats::quarantined)), because a device may reach it:
-/// after a panic of `map`, `required_iova`, `revoke` or `window`.
-/// After a panic while a window is closed, its addresses stay in use. After one of any
-/// other method nothing is lost: the domain holds the payload until its flush has completed
+/// after a panic of `map`, `required_iova`, `revoke` or `window`. After a panic while a window is
+/// closed, its addresses stay in use. After a panic of any other method nothing is lost: the domain
+/// holds the payload until its flush has completed
 /// ([`Domain::release_late`](super::Domain::release_late)).
 ///
 /// Once a method has panicked, no clean-up calls one while its thread unwinds (with the feature
-/// `std`, which tells): a second panic there would end the process. What was still mapped is
+/// `std`, which detects that): a second panic there would end the process. Remaining mappings are
 /// revoked by the next map, revocation or wait instead, or when the domain is dropped.
 pub trait Backend: Send + Sync {
-    /// Returns what it is.
+    /// Returns the properties of the backend.
     fn properties(&self) -> Properties;
 
     /// Allows the memory, whole pages, to be mapped until
@@ -269,8 +270,8 @@ pub trait Backend: Send + Sync {
     /// has not.
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError>;
 
-    /// Forgets memory, as it was registered: after this succeeds, no device reaches it through this
-    /// backend, whatever was mapped.
+    /// Unregisters memory, as it was registered: after this succeeds, no device reaches it through
+    /// this backend, even if it was mapped.
     ///
     /// # Errors
     /// [`BackendError::NotRegistered`] if no memory was registered with this address and length:
@@ -299,7 +300,7 @@ pub trait Backend: Send + Sync {
     }
 
     /// Maps `memory` at `iova` for `access`, in the window of `window` if there is one. When it
-    /// returns, the device finds it, and has no other access there.
+    /// returns, the device reaches the memory there, with no other access.
     ///
     /// # Errors
     /// [`BackendError::NotRegistered`] if part of the memory is not registered, and others. Nothing
@@ -325,22 +326,23 @@ pub trait Backend: Send + Sync {
         rest: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError>;
 
-    /// Returns whether the flush has completed, after a wait of the kind that is asked for: success
-    /// for good once it has. [`Ticket::NEVER`] never completes.
+    /// Returns whether the flush has completed, after a wait of the requested kind: always success
+    /// once it has. [`Ticket::NEVER`] never completes.
     ///
     /// - [`Wait::Not`]: now. `Pending` while the flush is in flight, and an error where
     ///   [`Wait::ToDeadline`] would end with it at once.
-    /// - [`Wait::Wake`]: now. Where it is `Pending`, the waker is woken when the flush completes or
+    /// - [`Wait::Wake`]: now. If it is `Pending`, the waker is woken when the flush completes or
     ///   fails or, with [`Until::Deadline`], passes its deadline; with [`Until::Completion`] it is
-    ///   `Pending` past the deadline too. It may wake early, but not in a loop, and holds no lock of
-    ///   its own while it does: the woken task may use the domain. The domain itself waits so for
-    ///   what it holds ([`Domain::release_late`](super::Domain::release_late)), and releases it
-    ///   where it is woken.
+    ///   `Pending` past the deadline too. It may wake early, but not in a loop, and holds no lock
+    ///   of its own while it does: the woken task may use the domain. The domain itself waits in
+    ///   this way for the buffers that it holds
+    ///   ([`Domain::release_late`](super::Domain::release_late)), and releases them on the thread
+    ///   that wakes it.
     /// - [`Wait::ToDeadline`], [`Wait::For`]: blocks, and is never `Pending`.
     ///
     /// # Errors
-    /// [`BackendError::Flush`]: a device may reach what the flush covers until it completes, which
-    /// may be [never](crate::invalidate::WaitError::UnitFailed).
+    /// [`BackendError::Flush`]: a device may reach the ranges of the flush until it completes,
+    /// which may be [never](crate::invalidate::WaitError::UnitFailed).
     fn wait(&self, ticket: Ticket, wait: Wait<'_>) -> Poll<Result<(), BackendError>>;
 
     /// Returns what its table maps, as [`Table::mapped`](crate::table::Table::mapped) does; `None`,

@@ -140,7 +140,7 @@ pub enum BackendError {
          physical address"
     )]
     BeyondLimit {
-        /// Where the memory is.
+        /// The addresses of the memory.
         iova: IovaRange,
         /// The last address that the device reaches.
         limit: Iova,
@@ -185,7 +185,7 @@ pub enum BackendError {
     PhysAddrUnknown {
         /// The start of the memory in this process.
         addr: usize,
-        /// What the backend needs to read it.
+        /// The condition under which the backend can read it.
         remedy: Cow<'static, str>,
     },
     /// The kernel returned an error.

@@ -1,9 +1,7 @@
-//! Buffers that no handle holds any more, and that are held until a flush completes: only then they
-//! are dropped.
+//! Buffers without a handle that are held until a flush completes, and dropped only then.
 //!
-//! They are those whose wait ended early, or whose future was dropped; those of a map that
-//! was refused and could not be undone in time; and those whose clean-up a panic has ended, which
-//! may have to be revoked first.
+//! Their wait ended early, or their future was dropped; their map was refused and could not be
+//! undone in time; or a panic ended their clean-up, and they may have to be revoked first.
 //!
 //! Maps, revocations and waits check whether the oldest ticket here has completed, which costs them
 //! one load while nothing is held.
@@ -49,7 +47,7 @@ pub(super) struct PendingRelease {
     pub(super) payload: ManuallyDrop<Box<dyn Send>>,
     pub(super) addresses: Addresses,
     pub(super) due: Due,
-    /// Whether it was mapped. Otherwise it was refused, and this is what is left of the attempt.
+    /// Whether it was mapped. Otherwise its map was refused, and this is the rest of the attempt.
     pub(super) mapped: bool,
 }
 
@@ -59,8 +57,8 @@ static DEFERRED: Total = Total::new(0);
 static QUARANTINED: Total = Total::new(0);
 
 /// Returns how many bytes of buffers all domains of this process hold until a late flush completes:
-/// the sum of [`DomainStats::deferred_bytes`](super::DomainStats::deferred_bytes), those of domains
-/// to which the program has no handle any more included. Each buffer keeps what it is a part of, as
+/// the sum of [`DomainStats::deferred_bytes`](super::DomainStats::deferred_bytes), including
+/// domains to which the program no longer has a handle. Each buffer keeps its owner alive, such as
 /// its arena.
 pub fn deferred_bytes() -> u64 {
     DEFERRED.load(Ordering::Relaxed)
@@ -93,7 +91,7 @@ type Key = (Ticket, u64);
 
 #[derive(Default)]
 struct Queue {
-    /// By their tickets, and a number that tells those of one ticket apart.
+    /// Keyed by ticket, and a number that distinguishes the entries of one ticket.
     by_ticket: BTreeMap<Key, PendingRelease>,
     next: u64,
     bytes: u64,
@@ -124,8 +122,8 @@ pub(super) struct Releasing<'p>(&'p AtomicBool);
 
 impl Drop for Releasing<'_> {
     fn drop(&mut self) {
-        // A read-modify-write: who looks for what is due from here on sees what a caller saw that
-        // was refused before.
+        // A read-modify-write: a thread that looks for due buffers from here on sees what a caller
+        // that was refused before saw.
         self.0.swap(false, Ordering::AcqRel);
     }
 }
@@ -166,7 +164,7 @@ impl PendingReleases {
         !self.watched.swap(true, Ordering::AcqRel)
     }
 
-    /// Ends the watch. The caller looks for what is held afterwards: others have left that to it.
+    /// Ends the watch. The caller checks for held buffers afterwards: others have left that to it.
     pub(super) fn unwatch(&self) {
         // A read-modify-write, as in `Releasing`.
         self.watched.swap(false, Ordering::AcqRel);

@@ -1,5 +1,5 @@
-//! [`Mapping`], a payload that a device can reach, and how it is made: at the static mapping that
-//! its memory is in, or at addresses of its own. Why a map is refused, and revoking many at once.
+//! [`Mapping`], a payload that a device can reach, and its creation: at the static mapping that its
+//! memory is in, or at addresses of its own. Also the errors of a map, and bulk revocation.
 
 use super::backend::Revocation;
 use super::error::BackendError;
@@ -147,13 +147,12 @@ impl<P: Pinned> Unrevoked<P> {
         self.0.addresses.is_fixed()
     }
 
-    /// Gives the payload up where its device may work on it and nothing can end that: it stays
+    /// Quarantines the payload, for a device that may work on it and cannot be stopped: it stays
     /// mapped, at addresses that are not used again, and is never released. Counted
     /// ([`DomainStats::quarantined`](super::DomainStats::quarantined)).
     ///
     /// For a request that was lost: were its mapping revoked instead, the device's late access
-    /// could reach what is mapped at these addresses next. Never waits, and does not call the
-    /// backend.
+    /// could reach the next mapping at these addresses. Never waits, and does not call the backend.
     pub fn quarantine(self) {
         self.0.into_inner().quarantine();
     }
@@ -169,8 +168,8 @@ impl<P: Pinned> Unrevoked<P> {
         Revoked(self.0)
     }
 
-    /// Revokes access and waits, in place: to move what has just been written, as a [`Revoked`],
-    /// waits for the stores.
+    /// Revokes access and waits, in place: moving a value that has just been written, as a
+    /// [`Revoked`], waits for the stores.
     #[inline(always)]
     pub(super) fn revoke_and_wait(&mut self, caller: &mut impl Caller) -> Result<(), BackendError> {
         self.0.revoke(caller);
@@ -188,9 +187,9 @@ impl<P: Pinned> Unrevoked<P> {
         core::ptr::eq(&raw const *self.0.domain, domain)
     }
 
-    /// Has the processor load the table entry that a revocation clears, which is in no cache among
-    /// very many mappings, and does not wait for it. Nothing changes. Does nothing for a mapping that
-    /// is in no owner's window, or longer than 1 MiB.
+    /// Prefetches the table entry that a revocation clears, which is in no cache among very many
+    /// mappings, without waiting for it. Nothing changes. Does nothing for a mapping that is in no
+    /// owner's window, or longer than 1 MiB.
     #[inline(always)]
     pub(super) fn prefetch(&self) {
         self.0.addresses.prefetch();
@@ -225,7 +224,7 @@ pub struct MapError<P> {
 }
 
 impl<P> MapError<P> {
-    /// Has the domain woken for a payload that it holds now.
+    /// Arranges that the domain is woken for a payload that it now holds.
     #[cold]
     pub(super) fn watched(self, domain: impl FnOnce() -> Shared<Space>) -> Self {
         if self.payload.is_none() {
@@ -507,7 +506,7 @@ impl Space {
         Ok(Addresses { iova, origin: Origin::Space })
     }
 
-    /// Tries again after `error`: without what the caller keeps for later, and then with the
+    /// Retries after `error`: after releasing what the caller keeps for later, and then with the
     /// alignment of smaller leaves, since that of the largest is only faster.
     #[cold]
     fn alloc_what_is_left(
@@ -520,7 +519,7 @@ impl Space {
     ) -> Result<Addresses, BackendError> {
         let same = caller.give_up_idle(self).then_some(align);
         let sizes = PageSize::ALL.iter().rev().map(|size| size.bytes());
-        // No alignment helps where no range is long enough.
+        // No alignment helps if no range is long enough.
         let is_too_long = |error: &BackendError| match error {
             BackendError::Iova(IovaError::Exhausted { largest_free, .. }) => *largest_free < len,
             _ => false,
@@ -576,7 +575,7 @@ impl Space {
             return BackendError::NotRevoked;
         };
         match self.wait(ticket, None) {
-            // Memory that cannot be revoked stays reachable, whatever becomes of the rest.
+            // Memory that cannot be revoked stays reachable, independent of the rest.
             _ if error.stays_reachable() && error.late_ticket().is_none() => error,
             // Tickets complete in order, so this one covers what `error` left reachable too.
             Err(BackendError::Flush(flush)) => BackendError::RollbackIncomplete { iova, flush },

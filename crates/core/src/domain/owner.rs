@@ -29,7 +29,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// Where addresses come from and return to, and where that is counted.
+/// The source of addresses, to which they also return, and the counters of that.
 pub(super) trait Caller {
     /// Allocates `len` bytes of addresses, a multiple of `align()` where they are not an owner's.
     fn alloc(
@@ -45,7 +45,8 @@ pub(super) trait Caller {
     /// Returns the counters of what this caller does.
     fn counts<'a>(&'a self, domain: &'a Space) -> &'a Counts;
 
-    /// Gives up what this caller keeps for later. Returns whether there was anything.
+    /// Releases memory and addresses that this caller keeps for later. Returns whether there was
+    /// anything.
     fn give_up_idle(&mut self, domain: &Space) -> bool {
         let _ = domain;
         false
@@ -154,12 +155,12 @@ impl Owner {
         }
     }
 
-    /// Gives up what is left of the addresses for a batch.
+    /// Releases the unused addresses of a batch.
     pub(super) fn end_batch(&mut self, domain: &Space) {
         self.windows.end_batch(domain);
     }
 
-    /// Gives up all windows.
+    /// Abandons all windows.
     pub(super) fn abandon(&mut self, domain: &Space) {
         self.windows.abandon(domain);
     }
@@ -210,7 +211,7 @@ impl Caller for Owner {
 
     #[inline(always)]
     fn note_completed(&mut self, ticket: Ticket) {
-        // Never with `NEVER`, whatever a backend says: every ticket would count as completed.
+        // Never with `NEVER`, even if a backend returns it: every ticket would count as completed.
         if ticket != Ticket::NEVER {
             self.completed = self.completed.max(ticket);
         }
@@ -252,8 +253,8 @@ impl Space {
         }
     }
 
-    /// Waits for `ticket` if more bytes are held than allowed. A wait that fails leaves what it is:
-    /// the next one reports it.
+    /// Waits for `ticket` if more bytes are held than allowed. A failed wait changes nothing: the
+    /// next one reports it.
     #[inline(always)]
     pub(super) fn limit_held(&self, caller: &mut impl Caller, ticket: Ticket) {
         let limit = self.held_limit.load(Ordering::Relaxed);
@@ -279,9 +280,10 @@ pub(super) const MAX_BYTES: u64 = super::window::WINDOW_BYTES / 2;
 /// An owner holds at most this multiple of the addresses that are live in its windows, and
 /// [`SPARE`] windows.
 const LIVE_FACTOR: u64 = 2;
-/// How many windows an owner may hold besides: 128 MiB of addresses.
+/// The number of windows that an owner may hold in addition: 128 MiB of addresses.
 const SPARE: u64 = 64;
-/// How many windows are searched for a run that is long enough, before the address space is asked.
+/// The number of windows searched for a sufficient run before one is requested from the address
+/// space.
 const SEARCHED: usize = 32;
 /// The number of windows up to which an owner always collects.
 const FEW: usize = 16;
@@ -312,7 +314,7 @@ const NONE: Run = Run { slot: u32::MAX, next: Iova::new(0), end: Iova::new(0), s
 /// The windows of one owner.
 pub(super) struct Windows {
     owner: Arc<OwnerShared>,
-    /// By pointer: a list that grows moves eight bytes for each window, and not its map.
+    /// Boxed: a list that grows moves eight bytes for each window, and not its map.
     slots: Vec<Option<SlotBox>>,
     /// Slots without a window.
     vacant: Vec<u32>,
@@ -325,7 +327,7 @@ pub(super) struct Windows {
     live: u64,
     /// Granules collected so far.
     collected: u64,
-    /// Where the next search for a run begins.
+    /// The position at which the next search for a run begins.
     cursor: usize,
 }
 
@@ -344,9 +346,9 @@ impl Windows {
         }
     }
 
-    /// Allocates `bytes`, whole granules and at most [`MAX_BYTES`], behind what was allocated last
-    /// if they fit there. `None` if no window has room and the domain has none left. O(1), and a
-    /// look at every window once in as many allocations.
+    /// Allocates `bytes`, whole granules and at most [`MAX_BYTES`], behind the last allocation if
+    /// they fit there. `None` if no window has room and the domain has none left. O(1), and a check
+    /// of every window once in as many allocations.
     #[inline(always)]
     pub(super) fn alloc(&mut self, domain: &Space, bytes: u64) -> Option<(IovaRange, WindowShare)> {
         if !bytes.is_multiple_of(IovaSpace::GRANULE)
@@ -415,7 +417,7 @@ impl Windows {
         Ok(())
     }
 
-    /// Gives up all windows, to be closed by the domain: each with the last of its mappings. Calls
+    /// Abandons all windows, to be closed by the domain: each with the last of its mappings. Calls
     /// no backend.
     pub(super) fn abandon(&mut self, domain: &Space) {
         self.end_batch(domain);
@@ -468,7 +470,7 @@ impl Windows {
             let stock = Shared::new(window).stock();
             return self.begin(Box::new(Slot { stock, granules: FreeRuns::new(), live: 0 }));
         }
-        // The space is exhausted: whatever is here is used, however long it takes to find.
+        // The space is exhausted: use any free run here, however long the search takes.
         self.collect(domain);
         self.take_idle() || self.search(count, self.slots.len())
     }

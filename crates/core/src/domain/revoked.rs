@@ -67,7 +67,7 @@ impl<P: Pinned> MappedPayload<P> {
         caller.counts(&self.domain).count_revoked(self.addresses.held_bytes());
     }
 
-    /// Notes the ticket, once its entries are cleared.
+    /// Records the ticket, once its entries are cleared.
     #[inline(always)]
     pub(super) fn set_ticket(&mut self, ticket: Ticket) {
         self.ticket = ticket;
@@ -79,7 +79,7 @@ impl<P: Pinned> MappedPayload<P> {
         self.ticket
     }
 
-    /// Returns what the backend has to revoke, if anything.
+    /// Returns the range that the backend has to revoke, if any.
     pub(super) fn to_revoke(&self) -> Option<Revocation<'_>> {
         (!self.addresses.is_fixed()).then(|| self.addresses.revocation())
     }
@@ -471,8 +471,8 @@ impl Space {
         }
     }
 
-    /// Takes over a buffer that a device may still reach: until it is `due`, or for good
-    /// (quarantined). `mapped` is false for what is left of a map that was refused.
+    /// Takes over a buffer that a device may still reach: until it is `due`, or forever
+    /// (quarantined). `mapped` is false for the rest of a refused map.
     pub(super) fn keep_reachable<P: Send + 'static>(
         &self,
         payload: P,
@@ -488,8 +488,8 @@ impl Space {
         self.pending.push(PendingRelease { payload, addresses, due, mapped });
     }
 
-    /// Does what a panic of the backend has left undone, and returns the buffer. Should it
-    /// panic again, the buffer is quarantined.
+    /// Completes the work that a panic of the backend interrupted, and returns the buffer. Should
+    /// it panic again, the buffer is quarantined.
     fn make_up_for(&self, release: PendingRelease) -> PendingRelease {
         let mut release = DropGuard::new(Abandoned(self, release));
         let PendingRelease { addresses, due, .. } = &mut release.1;
@@ -503,7 +503,7 @@ impl Space {
         release.into_inner().1
     }
 
-    /// Drops what is late and has completed, as [`Domain::release_late`] does.
+    /// Drops late buffers whose flush has completed, as [`Domain::release_late`] does.
     #[inline]
     pub(super) fn release_late(&self) -> u64 {
         match self.pending.first() {
@@ -512,7 +512,7 @@ impl Space {
         }
     }
 
-    /// Drops what is late and has completed, if the `first` of it has.
+    /// Drops late buffers whose flush has completed, if the `first` ticket has.
     #[cold]
     fn release_from(&self, mut first: Ticket) -> u64 {
         while first != Ticket::NEVER {
@@ -530,7 +530,7 @@ impl Space {
                     self.pending.push(release);
                 }
             }
-            // One by one: a drop may do anything, so it runs without the lock.
+            // One by one: a drop may run any code, so it runs without the lock.
             while let Some(release) = self.pending.pop(|ticket| self.has_completed(ticket)) {
                 if release.mapped {
                     self.counts().count_unmapped();
@@ -543,7 +543,7 @@ impl Space {
                 self.count_lost(release.addresses.iova.len());
             }
             drop(releasing);
-            // Another call that found buffers due meanwhile left them to this one.
+            // Another call that found buffers due meanwhile left them to this call.
             first = self.pending.first();
         }
         self.pending.len()

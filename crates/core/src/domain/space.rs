@@ -1,6 +1,6 @@
-//! The domain: its backend, its addresses, its static mappings, and what it holds until a flush
-//! completes; and the two contracts of its users: [`Pinned`] memory, which can be mapped, and a
-//! [`Payload`], which a driver gives to its device.
+//! The domain: its backend, its addresses, its static mappings, and the buffers that it holds until
+//! a flush completes; and the two contracts of its users: [`Pinned`] memory, which can be mapped,
+//! and a [`Payload`], which a driver gives to its device.
 
 use super::backend::{Backend, Properties, Wait, WindowToken};
 use super::error::BackendError;
@@ -50,7 +50,7 @@ pub(super) struct Space {
     pub(super) windows: AtomicU64,
     pub(super) quarantined: AtomicU64,
     pub(super) quarantined_bytes: AtomicU64,
-    /// How many bytes may be revoked and not returned before a revocation waits.
+    /// The most bytes that may be revoked and not yet returned before a revocation waits.
     pub(super) held_limit: AtomicU64,
 }
 
@@ -79,9 +79,9 @@ impl Domain {
     /// Returns what devices can reach now by the table, by ascending address, neighbours merged;
     /// `None` if the backend cannot read its table (the kernel's, or none).
     ///
-    /// Mappings of all kinds are in it; what has been revoked is not, although a device may reach
-    /// it until the flush has completed. Other threads may map and revoke meanwhile: the result may
-    /// then be torn, as [`Table::mapped`](crate::table::Table::mapped) describes.
+    /// Includes mappings of all kinds; revoked ranges are not included, although a device may reach
+    /// them until the flush has completed. Other threads may map and revoke meanwhile: the result
+    /// may then be torn, as [`Table::mapped`](crate::table::Table::mapped) describes.
     pub fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
         self.space.backend.mapped()
     }
@@ -100,7 +100,7 @@ impl Domain {
         unsafe { self.space.backend.register_memory(memory) }
     }
 
-    /// Unregisters the memory: after this succeeds, no device of this domain reaches it, whatever
+    /// Unregisters the memory: after this succeeds, no device of this domain reaches it, even if it
     /// was mapped.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ impl Space {
         self.panics.call(|| call(&*self.backend))
     }
 
-    /// Has the backend prepare a window.
+    /// Prepares a window in the backend.
     pub(super) fn prepare(&self, window: IovaRange) -> Option<WindowToken> {
         self.panics.call(|| Arc::clone(&self.backend).window(window))
     }
@@ -214,8 +214,8 @@ impl Space {
     /// Frees addresses that no device can reach.
     pub(super) fn free_iova(&self, iova: IovaRange) {
         if self.iovas.free(iova).is_err() {
-            // Not allocated here, which cannot happen; if it did, not reusing them is the safe
-            // side.
+            // The range was not allocated here, which cannot happen; if it did, not reusing it
+            // would be the safe choice.
             self.count_quarantined(0);
         }
     }
@@ -234,8 +234,8 @@ impl Space {
 }
 
 impl Drop for Space {
-    /// Releases what has completed. The rest stays leaked: only a backend that did not promise to
-    /// wake the domain lets it end before.
+    /// Releases buffers whose flush has completed. The rest is leaked: the domain ends before them
+    /// only with a backend that did not promise to wake it.
     fn drop(&mut self) {
         if !self.is_unwinding() {
             self.release_late();
@@ -293,9 +293,9 @@ impl Domain {
     /// all of them wait. By default there is no limit; with one, each revocation takes a lock.
     ///
     /// Buffers that are quiesced and not returned count too, so a caller that collects
-    /// [`Revoked`](super::Revoked)s without polling them is slowed down as well; likewise what
-    /// callers have left to the domain ([`DomainStats::deferred_bytes`]). A wait that reaches its
-    /// deadline ends, and what it waited for stays held: the limit bounds nothing while the unit
+    /// [`Revoked`](super::Revoked)s without polling them is slowed down as well; likewise buffers
+    /// that callers have left to the domain ([`DomainStats::deferred_bytes`]). A wait that reaches
+    /// its deadline ends, and its buffer stays held: the limit bounds nothing while the unit
     /// completes no flush.
     pub fn set_held_limit(&self, bytes: u64) {
         self.space.held_limit.store(bytes, Ordering::Relaxed);
@@ -378,9 +378,9 @@ pub(super) struct Hit {
 
 /// The static mappings of a domain.
 pub(super) struct Statics {
-    /// By their first address.
+    /// Keyed by first address.
     all: Mutex<BTreeMap<Iova, Static>>,
-    /// How many have been removed.
+    /// The number of removals.
     generation: AtomicU64,
 }
 

@@ -33,7 +33,7 @@ impl Domain {
         Ok(Reservation::new(&self.space.iovas, iova).mapping(iova))
     }
 
-    /// As [`map_static`](Self::map_static), at a part of a reserved range: where the memory needs
+    /// Like [`map_static`](Self::map_static), at a part of a reserved range: where the memory needs
     /// addresses that the domain would not choose, as for larger leaves.
     ///
     /// # Errors

@@ -97,14 +97,14 @@ impl fmt::Display for BackendStats {
 /// Who changes a set of counters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Writers {
-    /// One thread at a time: by plain loads and stores.
+    /// One thread at a time: with plain loads and stores.
     One,
     /// Any thread: by read-modify-writes.
     Many,
 }
 
-/// Counters of operations, and by them what is held. The sum over all sets is that of the domain; a
-/// mapping that is made through one and ends through another counts in both.
+/// Counters of operations, from which the held bytes follow. The sum over all sets is that of the
+/// domain; a mapping that is made through one and ends through another counts in both.
 #[derive(Debug)]
 pub(super) struct Counts {
     writers: Writers,
@@ -112,8 +112,8 @@ pub(super) struct Counts {
     maps_fixed: AtomicU64,
     revokes: AtomicU64,
     unmaps: AtomicU64,
-    /// Bytes revoked and not returned. It wraps: what is revoked here may be returned through
-    /// another set.
+    /// Bytes revoked and not returned. It wraps: bytes revoked here may be returned through another
+    /// set.
     held_bytes: AtomicU64,
     limited: AtomicU64,
     refused: AtomicU64,

@@ -2,8 +2,8 @@
 //! freed although no thread calls the domain any more.
 //!
 //! Such a buffer may keep the domain itself: it keeps its arena, which is mapped into the domain.
-//! What is registered with the backend therefore keeps the domain too, until it is woken; it then
-//! releases what is due, and with it perhaps the last handle of all three.
+//! The waker that is registered with the backend therefore keeps the domain too, until it is woken;
+//! it then releases what is due, possibly with the last handle of all three.
 
 use super::backend::{Until, Wait};
 use super::space::Space;
@@ -15,8 +15,8 @@ use alloc::sync::Arc;
 use alloc::task::Wake;
 use core::task::Waker;
 
-/// How often a watch is begun anew if the backend wakes at once and nothing has completed: another
-/// thread may just be submitting the flush.
+/// The number of restarts of a watch if the backend wakes at once and nothing has completed:
+/// another thread may just be submitting the flush.
 const ATTEMPTS: u32 = 80;
 
 /// The waker is being registered.
@@ -25,7 +25,7 @@ const BEGINS: u8 = 0;
 const WAITS: u8 = 1;
 const WOKEN: u8 = 2;
 
-/// Releases what is due when it is woken.
+/// Releases due buffers when it is woken.
 struct Watcher {
     domain: Shared<Space>,
     state: AtomicU8,
@@ -40,11 +40,11 @@ impl CleanUp for Beginning<'_> {
     }
 }
 
-/// Has the backend wake the domain when the first buffer that it holds may be due, unless that has
-/// been arranged.
+/// Arranges that the backend wakes the domain when the first buffer that it holds may be due,
+/// unless that has been arranged.
 ///
-/// Without effect while a thread unwinds from a panic of the backend, and where the backend wakes at
-/// once each time: then the next call of the domain releases what is due.
+/// Has no effect while a thread unwinds from a panic of the backend, or if the backend wakes at
+/// once each time: then the next call of the domain releases due buffers.
 #[cold]
 pub(super) fn watch(domain: &Shared<Space>) {
     for attempt in 0..ATTEMPTS {
@@ -72,8 +72,8 @@ pub(super) fn watch(domain: &Shared<Space>) {
     }
 }
 
-/// Releases what is due: all of it, also where the drop of a payload panics. That has no caller who
-/// could go on with the rest.
+/// Releases all due buffers, also if the drop of a payload panics: no caller could continue with
+/// the rest.
 fn release(domain: &Space) {
     #[cfg(any(test, loom, feature = "std"))]
     loop {

@@ -22,7 +22,7 @@ pub(super) struct Addresses {
     pub(super) origin: Origin,
 }
 
-/// Where addresses come from.
+/// The source of addresses.
 #[derive(Debug)]
 pub(super) enum Origin {
     /// The memory stays mapped there for its lifetime: nothing is returned.
@@ -39,7 +39,7 @@ impl Addresses {
         matches!(self.origin, Origin::Fixed)
     }
 
-    /// Returns what the backend keeps for the window that they are in, if it keeps something.
+    /// Returns the backend's token for the window that they are in, if it keeps one.
     #[inline(always)]
     pub(super) fn token(&self) -> Option<&WindowToken> {
         match &self.origin {
@@ -48,13 +48,13 @@ impl Addresses {
         }
     }
 
-    /// Returns what the backend has to revoke for them.
+    /// Returns the range that the backend has to revoke for them.
     #[inline(always)]
     pub(super) fn revocation(&self) -> Revocation<'_> {
         Revocation { range: self.iova, window: self.token() }
     }
 
-    /// Has the processor load the table entry of the first of them, if they are in a window.
+    /// Prefetches the table entry of the first of them, if they are in a window.
     #[inline(always)]
     pub(super) fn prefetch(&self) {
         if let Some(token) = self.token() {
@@ -72,8 +72,8 @@ impl Addresses {
 /// The length of a window, and its alignment: what one table page of the lowest level maps.
 pub(super) const WINDOW_BYTES: u64 = GRANULES as u64 * IovaSpace::GRANULE;
 
-/// How many windows without any live address an owner keeps; more return to the address space. A
-/// batch of 256 mappings of 1 MiB finds the windows of the batch before.
+/// The number of windows without live addresses that an owner keeps; more return to the address
+/// space. A batch of 256 mappings of 1 MiB finds the windows of the previous batch.
 pub(super) const IDLE: usize = 128;
 
 /// The state that an owner shares with other threads.
@@ -112,7 +112,7 @@ impl OwnerShared {
 #[derive(Debug)]
 pub(super) struct Window {
     range: IovaRange,
-    /// What its backend keeps for it.
+    /// The token that the backend keeps for it.
     token: Option<WindowToken>,
     owner: Arc<OwnerShared>,
     /// Granules that others than the owner have returned and the owner has not collected.
@@ -161,7 +161,8 @@ impl Window {
     #[inline(always)]
     pub(super) fn granules(&self, iova: IovaRange) -> (u32, u32) {
         let granules = |bytes: u64| u32::try_from(bytes / IovaSpace::GRANULE).unwrap_or(GRANULES);
-        // By the address alone, because a window is aligned: its header may not be in the cache.
+        // Computed from the address alone, because a window is aligned: its header may not be in
+        // the cache.
         (granules(iova.start().raw() % WINDOW_BYTES), granules(iova.len()))
     }
 
@@ -170,14 +171,14 @@ impl Window {
         let (first, count) = self.granules(iova);
         for (word, bits) in words(first, count) {
             if let Some(word) = self.returned.get(word) {
-                // Release: what the last mapping did with the addresses comes before the next one.
+                // Release: uses of the addresses by the last mapping come before the next one.
                 word.fetch_or(bits, Ordering::Release);
             }
         }
         self.owner.returned.fetch_add(count.into(), Ordering::Release);
     }
 
-    /// Takes the granules that others have returned since the last call. For the owner alone.
+    /// Collects the granules that others have returned since the last call. For the owner alone.
     pub(super) fn collect(&self) -> Granules {
         let take = |word: &AtomicU64| match word.load(Ordering::Relaxed) {
             0 => 0,
@@ -228,12 +229,12 @@ pub(super) struct Slot {
     pub(super) stock: Stock<Window>,
     /// The others are live, or part of the current run.
     pub(super) granules: FreeRuns,
-    /// How many are live: allocated and neither returned here nor collected. All of the current
-    /// run count as live.
+    /// The number of live granules: allocated and neither returned here nor collected. All of the
+    /// current run count as live.
     pub(super) live: u32,
 }
 
-/// By pointer: a list of them moves eight bytes for each, and not its map.
+/// Boxed: a list of them moves eight bytes for each, and not its map.
 pub(super) type SlotBox = Box<Slot>;
 
 impl Slot {
@@ -343,7 +344,7 @@ impl Granules {
 #[derive(Debug)]
 pub(super) struct FreeRuns {
     used: Granules,
-    /// No free run is longer.
+    /// An upper bound of the longest free run.
     longest: u32,
 }
 

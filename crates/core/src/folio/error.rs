@@ -35,11 +35,11 @@ pub enum BufferError {
     /// One device address is needed for each page that the buffer touches.
     #[error("the buffer touches {pages} pages of {page}, but {given} device addresses were given")]
     PageCount {
-        /// How many pages the buffer touches.
+        /// The number of pages that the buffer touches.
         pages: u64,
         /// Their size.
         page: PageSize,
-        /// How many addresses there were; if too many, one more than needed.
+        /// The number of addresses given; if too many, one more than needed.
         given: u64,
     },
     /// A page starts at a multiple of 4 KiB for the device.
@@ -66,7 +66,7 @@ pub enum BufferError {
     /// The table of folios could not be allocated.
     #[error("cannot allocate a table of {folios} folios of {bytes} bytes each")]
     NoMemory {
-        /// How many folios.
+        /// The number of folios.
         folios: u64,
         /// Bytes of table for each.
         bytes: usize,

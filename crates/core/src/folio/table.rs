@@ -48,7 +48,7 @@ pub(super) struct Table {
     finest: u32,
 }
 
-/// How a shift would divide the buffer.
+/// A division of the buffer by a shift.
 #[derive(Clone, Copy)]
 struct Plan {
     shift: u32,

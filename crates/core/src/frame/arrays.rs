@@ -17,7 +17,7 @@ const MIN_RUN: usize = 8;
 pub(super) struct Filled {
     /// The number of slots that were empty.
     pub(super) asked: usize,
-    /// How many of those are full now.
+    /// The number of slots filled.
     pub(super) got: usize,
     /// The rest of the last part.
     pub(super) left: Part,
@@ -31,7 +31,7 @@ pub(super) fn fill_from(slots: &mut [Option<Frame>], next: impl FnMut(u32) -> Pa
     if all_empty { fill_empty(slots, next) } else { fill_gaps(slots, next) }
 }
 
-/// As [`fill_from`], where all slots are empty.
+/// Like [`fill_from`], where all slots are empty.
 #[inline(always)]
 fn fill_empty(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) -> Filled {
     let asked = slots.len();
@@ -56,7 +56,7 @@ fn fill_empty(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) ->
     Filled { asked, got: asked - rest.len(), left: part }
 }
 
-/// As [`fill_from`], where some slots are full.
+/// Like [`fill_from`], where some slots are full.
 #[inline(never)]
 fn fill_gaps(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) -> Filled {
     let asked = slots.iter().filter(|slot| slot.is_none()).count();
@@ -138,9 +138,9 @@ pub(super) fn empty_into(
 /// The frames of one word at the start of some slots.
 struct Leading {
     part: Part,
-    /// How many slots those are.
+    /// The number of those slots.
     slots: usize,
-    /// How many of the slots are full.
+    /// The number of full slots among them.
     frames: u32,
 }
 
@@ -175,7 +175,7 @@ impl Leading {
         })
     }
 
-    /// Returns the frames of one word, in whatever order they are, up to one that is there twice.
+    /// Returns the frames of one word, in any order, up to one that occurs twice.
     #[inline(never)]
     fn any(bounds: Bounds, slots: &[Option<Frame>]) -> Result<Self, FrameError> {
         let (mut part, mut frames) = (Part::NONE, 0);

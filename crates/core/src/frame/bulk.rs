@@ -77,13 +77,14 @@ fn fill_all_from(
 }
 
 impl ZoneLocal {
-    /// As [`Zone::fill`](super::Zone::fill), from the magazine first: watermarks apply to the rest.
+    /// Like [`Zone::fill`](super::Zone::fill), from the magazine first: watermarks apply to the
+    /// rest.
     pub fn fill(&mut self, slots: &mut [Option<Frame>]) -> usize {
         self.fill_by(slots, Urgency::Normal)
     }
 
-    /// As [`Zone::fill_by`](super::Zone::fill_by), from the magazine first: watermarks apply to the
-    /// rest.
+    /// Like [`Zone::fill_by`](super::Zone::fill_by), from the magazine first: watermarks apply to
+    /// the rest.
     #[inline]
     pub fn fill_by(&mut self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
         let full = slots.len();
@@ -97,7 +98,7 @@ impl ZoneLocal {
         full - (asked - got)
     }
 
-    /// As [`Zone::fill_all`](super::Zone::fill_all), from the magazine first.
+    /// Like [`Zone::fill_all`](super::Zone::fill_all), from the magazine first.
     ///
     /// # Errors
     /// As for [`Zone::fill_all`](super::Zone::fill_all).
@@ -114,7 +115,7 @@ impl ZoneLocal {
         result
     }
 
-    /// As [`Zone::take_list`](super::Zone::take_list), from the magazine first.
+    /// Like [`Zone::take_list`](super::Zone::take_list), from the magazine first.
     pub fn take_list(&mut self, n: usize) -> FrameList {
         let mut supply = Supply::new(Urgency::Normal);
         let parts = Parts::gather(n, |want| supply.next_exactly(self, want));
@@ -131,7 +132,7 @@ impl ZoneLocal {
         }
     }
 
-    /// As [`Zone::free_bulk`](super::Zone::free_bulk), into the magazine.
+    /// Like [`Zone::free_bulk`](super::Zone::free_bulk), into the magazine.
     ///
     /// # Errors
     /// As for [`Zone::free_bulk`](super::Zone::free_bulk).
@@ -187,7 +188,7 @@ impl Supply {
     }
 }
 
-/// How many words are stored inline; more need an allocation. Sufficient for 512 frames of a fresh
+/// The number of words stored inline; more need an allocation. Sufficient for 512 frames of a fresh
 /// zone.
 const NEAR: usize = 12;
 

@@ -54,8 +54,8 @@ pub(super) struct Counters {
     fell_back: AtomicU64,
     stolen: AtomicU64,
     exhausted: AtomicU64,
-    /// What owners have counted since they last added it. Locked by reports, by calls that would
-    /// stop at a watermark, and where owners come and go.
+    /// Counts of owners that they have not yet added to the zone's. Locked by reports, by calls
+    /// that would stop at a watermark, and where owners are created and dropped.
     owners: Mutex<Vec<Arc<CachePadded<OwnerTally>>>>,
 }
 
@@ -280,10 +280,10 @@ impl Counters {
         self.allocs().wrapping_sub(frees).wrapping_add(held).cast_signed()
     }
 
-    /// As [`taken`](Self::taken), with what owners have not added. Exact while no call is being
+    /// Like [`taken`](Self::taken), with what owners have not added. Exact while no call is being
     /// made elsewhere. O(owners), under their lock.
     pub(super) fn taken_exactly(&self) -> i64 {
-        // What an owner has claimed is in use or held.
+        // Frames claimed by an owner are in use or held.
         let unfolded = self.unfolded().claimed;
         self.taken().wrapping_add(unfolded)
     }
@@ -410,7 +410,7 @@ impl Watermarks {
     }
 }
 
-/// How far down a bulk call may take frames.
+/// The watermark down to which a bulk call may allocate frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Urgency {
     /// To [`Watermarks::low`].
@@ -424,14 +424,14 @@ pub enum Urgency {
 /// The frames that the watermarks leave to one bulk call.
 #[derive(Clone, Copy)]
 pub(super) struct Allowance {
-    /// How many frames it may claim.
+    /// The number of frames that the call may still claim.
     pub(super) left: u64,
     /// Whether it reached the watermark and took its one ordinary frame.
     pub(super) fell_back: bool,
 }
 
 impl Allowance {
-    /// How many of `want` frames may be claimed; at the watermark one, and only once.
+    /// Returns how many of `want` frames may be claimed; at the watermark one, and only once.
     pub(super) fn of(&mut self, want: u32) -> u32 {
         if self.left == 0 {
             return u32::from(!core::mem::replace(&mut self.fell_back, true));

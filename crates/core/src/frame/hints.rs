@@ -1,4 +1,4 @@
-//! Where a search looks: [`Hints`], a set of regions that may have free frames, in two levels;
+//! The hints of a search: [`Hints`], a set of regions that may have free frames, in two levels;
 //! [`Slots`], where owners publish the regions that they have reserved; and [`Limits`], the largest
 //! run that a region may have free, so that a search skips regions that have none.
 
@@ -179,9 +179,10 @@ const LIMIT: u8 = 0x0f;
 const PENDING: u8 = 0x40;
 /// A thread computes a new limit.
 const LOWERING: u8 = 0x80;
-/// How many of a level one of the next covers: regions in a group.
+/// The number of items of a level that one item of the next level covers: regions in a group.
 pub(super) const FAN_OUT: u32 = 64;
-/// How many groups before the last one may not be full yet: owners reserve up to 256 regions.
+/// The number of groups before the last one that may not be full yet: owners reserve up to 256
+/// regions.
 const GROUPS_BEFORE: u32 = 256 / FAN_OUT;
 /// The number of regions (1 GiB) up to which a zone lowers no limit before they are used: a search
 /// of all of them takes 16 us.
@@ -192,12 +193,12 @@ const LEVELS: usize = 3;
 /// For each region, and for groups of them, an upper bound on the order of the runs that are free
 /// in it.
 ///
-/// The invariant: *a limit is never below what is free*, so a search that skips by limits misses
-/// nothing. A free changes the map, reads the region's limit, and raises it where that is too low,
-/// then those above. Who lowers a limit marks it, reads the map (or the level below), and replaces
-/// the mark by what it has found; a free that sees the mark removes it, so the limit stays. All of
-/// these are sequentially consistent: either the free sees the mark, or the map was read after it.
-/// One thread at a time lowers; others do without.
+/// The invariant: *a limit is never below the longest free run*, so a search that skips by limits
+/// misses nothing. A free changes the map, reads the region's limit, and raises it if that is too
+/// low, then those above. A thread that lowers a limit marks it, reads the map (or the level
+/// below), and replaces the mark by the result; a free that sees the mark removes it, so the limit
+/// stays. All of these are sequentially consistent: either the free sees the mark, or the map was
+/// read after it. One thread at a time lowers; others continue without.
 ///
 /// Single frames do not need them, and pay five read-modify-writes for each region that is filled
 /// and freed. So a small zone lowers them only once a run has been requested: its first search
@@ -222,7 +223,7 @@ impl Limits {
         })
     }
 
-    /// Notes that a run is asked for.
+    /// Records that a run is requested.
     pub(super) fn use_from_now_on(&self) {
         if !self.is_used() {
             self.used.store(true, Ordering::Relaxed);
@@ -278,8 +279,8 @@ impl Limits {
         self.note_last_of_group(region);
     }
 
-    /// Returns whether the limits may be below what the free of `freed` has made free: `free` are
-    /// the free frames of its word now.
+    /// Returns whether the limits may be below the run that the free of `freed` has created: `free`
+    /// are the free frames of its word now.
     #[inline(always)]
     pub(super) fn is_too_low(&self, freed: Part, free: u64) -> bool {
         let Some(limit) = self.byte(0, freed.region()).map(|byte| byte.load(Ordering::SeqCst))
@@ -290,7 +291,7 @@ impl Limits {
         limit != TOP && has_longer_run(freed.mask, free, limit)
     }
 
-    /// Raises the limits that are below what is free in a word.
+    /// Raises the limits that are below a free run of a word.
     #[inline(never)]
     pub(super) fn note_free(&self, freed: Part, free: u64) {
         // A free word may be part of a longer run.
@@ -432,8 +433,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against the longest run of the whole word, before and after the free: what is noted is
-        /// what was added.
+        /// Against the longest run of the whole word, before and after the free: the recorded run
+        /// is the added one.
         #[test]
         fn a_free_is_noted_where_it_makes_a_longer_run(sparse in any::<[u64; 3]>(), dense in any::<bool>(), bit in 0_u32..64) {
             let [a, b, c] = sparse;

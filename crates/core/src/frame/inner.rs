@@ -7,7 +7,7 @@ use super::number::{AlreadyFree, Frame, FrameError, MAX_ZONE, MIN_ZONE, Order};
 use crate::sync::{AtomicU32, CachePadded, Ordering};
 use alloc::sync::Arc;
 
-/// How many partly free regions are tried for a run before a whole one is split.
+/// The number of partly free regions tried for a run before a whole one is split.
 pub(super) const MAX_PARTIAL: usize = 64;
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Inner {
         Self::with_slots(frames, watermarks, (frames / REGION / 4).min(256))
     }
 
-    /// As `new`, for at most `slots` owners that reserve regions.
+    /// Like `new`, for at most `slots` owners that reserve regions.
     pub(super) fn with_slots(
         frames: u32,
         watermarks: Watermarks,
@@ -235,7 +235,7 @@ impl Inner {
         Ok(())
     }
 
-    /// As `release`, without updating limits and hints. Returns which frames of the word are free
+    /// Like `release`, without updating limits and hints. Returns which frames of the word are free
     /// now.
     #[inline(always)]
     pub(super) fn release_bits(&self, part: Part) -> Result<u64, AlreadyFree> {
@@ -278,7 +278,7 @@ impl Inner {
         }
     }
 
-    /// As `note_released`, where mostly neither a limit nor a hint changes.
+    /// Like `note_released`, where mostly neither a limit nor a hint changes.
     #[inline(always)]
     pub(super) fn note_released_at_random(&self, part: Part, free: u64) {
         if self.limits.is_too_low(part, free) || free == !0 || !self.partial.has(part.region()) {

@@ -24,8 +24,8 @@ fn model_with(preemptions: Option<usize>, check: impl Fn() + Sync + Send + 'stat
     builder.check(check);
 }
 
-/// Has loom try both orders of what one thread does before [`meet`](Self::meet) and another one
-/// behind it; orders no memory.
+/// Makes loom try both orders of the operations of one thread before [`meet`](Self::meet) and those
+/// of another behind it; orders no memory.
 ///
 /// Loom compares an operation with the last one on the same atomic alone. So where a thread reads
 /// an atomic right before it changes it, loom does not see that another thread has read it before,
@@ -62,7 +62,7 @@ impl Deref for Model {
 
 /// The calls of a zone, by a caller that uses the memory of its frames.
 impl Model {
-    /// As [`Zone::with_slots`].
+    /// Like [`Zone::with_slots`].
     fn with_slots(frames: u32, slots: u32) -> Self {
         let memory = (0..frames).map(|_| UnsafeCell::new(0)).collect();
         Self { zone: Zone::with_slots(frames, slots), memory: Arc::new(Memory(memory)) }

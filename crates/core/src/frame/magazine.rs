@@ -1,4 +1,5 @@
-//! [`Magazine`]: an owner's cached frames, as words of the map; and [`Scatter`], whether they pay.
+//! [`Magazine`]: an owner's cached frames, as words of the map; and [`Scatter`], which decides
+//! whether frees bypass them.
 
 use super::map::Part;
 use super::number::Frame;
@@ -233,9 +234,10 @@ impl Magazine {
 /// A full magazine with fewer frames than this in each of its words is sparse: it saves too few
 /// compare-and-swaps.
 const DENSE: u32 = 16;
-/// So many words with one or two frames are evicted one after another before frees go to the zone.
+/// The number of consecutive evictions of words with one or two frames after which frees go to the
+/// zone.
 const SPARSE_EVICTIONS: u32 = 64;
-/// So many frees into the word of the free before end that.
+/// The number of consecutive frees into the previous free's word that end the bypass.
 const REPEATS: u32 = 2;
 
 /// While frees are scattered they go directly to the zone, where each costs one compare-and-swap.

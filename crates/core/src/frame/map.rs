@@ -1,4 +1,4 @@
-//! [`Map`]: who owns a frame: a bit per frame, and a state per region of 2 MiB.
+//! [`Map`]: the ownership of frames: a bit per frame, and a state per region of 2 MiB.
 
 use super::number::{AlreadyFree, Frame, FrameError};
 use super::storage::zeroed;

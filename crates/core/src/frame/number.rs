@@ -15,7 +15,7 @@ pub(super) const MAX_ZONE: u32 = 1 << 28;
 pub struct Frame(NonZeroU32);
 
 impl Frame {
-    /// How many bytes a frame has.
+    /// The size of a frame in bytes.
     pub const BYTES: u64 = 4096;
 
     /// Returns the frame with this number; `None` for `u32::MAX`.
@@ -131,7 +131,7 @@ pub enum FrameError {
     Exhausted {
         /// The requested order.
         order: Order,
-        /// How many frames the zone has.
+        /// The number of frames in the zone.
         frames: u32,
     },
     /// The zone has no free run of this length.
@@ -143,7 +143,7 @@ pub enum FrameError {
         run_frames: u32,
         /// The requested alignment, in frames.
         align_frames: u32,
-        /// How many frames the zone has.
+        /// The number of frames in the zone.
         frames: u32,
     },
     /// Fewer frames are free above the low watermark than there are slots to fill.
@@ -152,9 +152,9 @@ pub enum FrameError {
          there is", above(*low)
     )]
     Short {
-        /// How many frames were requested.
+        /// The number of requested frames.
         asked: usize,
-        /// How many of them are unavailable.
+        /// The number of those that are unavailable.
         missing: usize,
         /// The frames that the call leaves free ([`Watermarks::low`](super::Watermarks::low)).
         low: u32,
@@ -171,7 +171,7 @@ pub enum FrameError {
         "no memory for {bytes} bytes of state about frames: end other users of memory, or raise the limit"
     )]
     NoMemory {
-        /// How many bytes were needed.
+        /// The requested memory in bytes.
         bytes: usize,
     },
     /// A run has at least one frame.
@@ -191,9 +191,9 @@ pub enum FrameError {
     Foreign {
         /// The first frame of the run.
         frame: Frame,
-        /// How many frames the run has.
+        /// The length of the run in frames.
         run_frames: u32,
-        /// How many frames the zone has.
+        /// The number of frames in the zone.
         frames: u32,
     },
     /// No run of this order starts there: the frame or the order is wrong.

@@ -32,21 +32,22 @@ pub struct ZoneLocal {
     pub(super) scatter: Scatter,
     /// The most frames in the magazine.
     limit: u32,
-    /// How many frames an empty magazine claims.
+    /// The number of frames that an empty magazine claims.
     batch: u32,
-    /// At which difference the counts are added to the zone's.
+    /// The difference at which the counts are added to the zone's.
     fold_at: u64,
-    /// At how many frees the owner next checks for pressure.
+    /// The number of frees at which the owner next checks for pressure.
     pub(super) check_at: u64,
-    /// At how many frees it next checks the magazine's fill. What the magazine has and the frees
-    /// before that are together at most the limit.
+    /// The number of frees at which it next checks the magazine's fill. The frames in the magazine
+    /// and the frees until then are together at most the limit.
     pub(super) trim_at: u64,
     /// Whether the fill has been checked, or never exceeds the limit.
     checked: bool,
     pub(super) region: Option<u32>,
     slot: Option<u32>,
     pub(super) tally: Arc<CachePadded<OwnerTally>>,
-    /// How many frames the owner had cached when its counts were last added to the zone's.
+    /// The number of frames that the owner had cached when its counts were last added to the
+    /// zone's.
     held_before: i64,
 }
 
@@ -179,8 +180,8 @@ impl ZoneLocal {
         slack
     }
 
-    /// How many frames are freed between two looks at how many the magazine has, at most: with so
-    /// many left it is full enough.
+    /// Returns the most frees between two checks of the magazine's fill. A magazine with that much
+    /// room left is full enough.
     fn slack(&self) -> u32 {
         (self.limit / 4).min(CHECK_EVERY).max(self.limit / 16)
     }
@@ -241,7 +242,7 @@ impl ZoneLocal {
         self.fold_if_due();
     }
 
-    /// How many frames to claim for `want`; no more than that under pressure.
+    /// Returns how many frames to claim for `want`; under pressure, only those.
     pub(super) fn batch_for(&self, want: u32) -> u32 {
         if self.zone.under_pressure() { want } else { want.max(self.batch) }
     }
@@ -257,7 +258,7 @@ impl ZoneLocal {
         if part.mask == 0 {
             return;
         }
-        // Whether frees bypass the magazine is asked before what it has.
+        // Whether frees bypass the magazine is checked before its contents.
         self.scatter.end();
         let index = self.magazine.index_of(part.word);
         let way = self.magazine.peek(index);
@@ -328,7 +329,7 @@ impl ZoneLocal {
         self.cache_elsewhere(part, frames)
     }
 
-    /// As `cache`, for any word. First what frees in random order need.
+    /// Like `cache`, for any word. First what frees in random order need.
     #[inline(never)]
     fn cache_elsewhere(&mut self, part: Part, frames: u32) -> Result<(), AlreadyFree> {
         if self.scatter.bypasses() {
@@ -338,7 +339,7 @@ impl ZoneLocal {
         if self.magazine.add_elsewhere(part, free) { Ok(()) } else { self.cache_rest(part, frames) }
     }
 
-    /// As `cache`, for what is left.
+    /// Like `cache`, for what is left.
     #[inline(never)]
     fn cache_rest(&mut self, part: Part, frames: u32) -> Result<(), AlreadyFree> {
         let Some(held) = self.magazine.held_of(part.word) else {
@@ -365,7 +366,7 @@ impl ZoneLocal {
         AlreadyFree(Part { mask, ..part }.first())
     }
 
-    /// As `cache`, where the word has no way.
+    /// Like `cache`, where the word has no way.
     #[inline(never)]
     fn cache_new(&mut self, part: Part, frames: u32) -> Result<(), AlreadyFree> {
         if self.is_free(part, 0) {

@@ -8,8 +8,8 @@ use super::inner::Inner;
 use super::map::WORDS;
 use crate::sync::Ordering;
 
-/// How many regions, or groups of them, are skipped for each that is tried before a whole region is
-/// split.
+/// The number of regions, or groups of them, that are skipped for each one tried before a whole
+/// region is split.
 const MAX_SKIPPED: usize = 16;
 
 impl Inner {
@@ -184,7 +184,7 @@ struct Walk<'z> {
     zone: &'z Inner,
     order: u8,
     from: u32,
-    /// How many regions and groups were skipped by their limits.
+    /// The number of regions and groups skipped because of their limits.
     skipped: usize,
     /// The last region of the walk, if its group may have no such run.
     last: Option<u32>,
@@ -214,7 +214,8 @@ impl<'z> Walk<'z> {
             match self.zone.limits.skip(region, self.order) {
                 None => return next,
                 Some(behind) => {
-                    // Where single regions are skipped, that the group was not is out of date.
+                    // If a single region is skipped, the earlier finding that its group was not is
+                    // out of date.
                     self.last = (behind == region + 1).then_some(region).or(self.last);
                     self.from = behind;
                     self.skipped += 1;
@@ -224,7 +225,7 @@ impl<'z> Walk<'z> {
         None
     }
 
-    /// Goes on behind a region where the attempt failed.
+    /// Continues behind a region where the attempt failed.
     fn failed(&mut self, region: u32) {
         let zone = self.zone;
         self.from = region + 1;

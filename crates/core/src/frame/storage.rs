@@ -1,5 +1,5 @@
-//! The memory of a zone's state: its size follows the number of frames, so without it the zone is
-//! refused, and the process goes on.
+//! The memory of a zone's state. Its size depends on the number of frames, so without memory the
+//! zone is refused, instead of ending the process.
 
 use super::number::FrameError;
 use crate::sync::{AtomicU8, AtomicU64};
@@ -18,10 +18,10 @@ fn no_memory<T>(len: usize) -> FrameError {
     FrameError::NoMemory { bytes: len.saturating_mul(size_of::<T>()) }
 }
 
-/// What is 0 by default, which is all bytes 0 in memory.
+/// Types whose default value has only zero bytes.
 ///
 /// # Safety
-/// All bytes 0 are a value.
+/// A value of the type may have only zero bytes.
 pub(super) unsafe trait Zero: Default {}
 
 // SAFETY: an atomic integer, which has the bytes of the integer.

@@ -269,7 +269,7 @@ fn owners_make_few_read_modify_writes(mut local: ZoneLocal) {
         let all: Vec<_> = (0..100_000).map(|_| local.alloc(Order::PAGE).unwrap()).collect();
         all.into_iter().for_each(|frame| local.free(frame, Order::PAGE).unwrap());
     }
-    // Of these about five are for the limit of each region that is filled and freed: three lower
+    // About five of these are for the limit of each region that is filled and freed: three lower
     // it, two raise it.
     assert!(rmw_count() <= 4300, "{} for 200,000 operations", rmw_count());
     // Freed in an order that scatters them over all words: 7919 does not divide 65,536.

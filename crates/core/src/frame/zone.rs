@@ -66,8 +66,8 @@ impl Zone {
     }
 
     /// Returns how many frames are in use, as far as owners have added their counts: off by about
-    /// 1/256 of the zone, at most 4,608 frames, for each owner. O(1), and takes no lock: for what is
-    /// noted with every call, as a peak is.
+    /// 1/256 of the zone, at most 4,608 frames, for each owner. O(1), and takes no lock: for values
+    /// that every call updates, such as a peak.
     pub fn in_use_roughly(&self) -> u64 {
         self.0.counters.in_use().min(self.frames().into())
     }
@@ -141,7 +141,7 @@ impl Zone {
         self.fill_by(slots, Urgency::Normal)
     }
 
-    /// As [`fill`](Self::fill), down to the watermark for `urgency`.
+    /// Like [`fill`](Self::fill), down to the watermark for `urgency`.
     pub fn fill_by(&self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
         self.0.fill(slots, urgency)
     }

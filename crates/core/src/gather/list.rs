@@ -13,7 +13,7 @@ pub trait ListPage {
     /// Its memory.
     fn memory(&self) -> DmaMemory<'_>;
 
-    /// Gives it up without freeing it: a controller may still read it.
+    /// Abandons it without freeing it: a controller may still read it.
     fn quarantine(self);
 }
 

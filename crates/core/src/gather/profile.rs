@@ -71,7 +71,7 @@ impl Profile {
         self.gather_at_most(segments, u64::from(self.max_segments))
     }
 
-    /// As [`gather`](Self::gather), into the caller's array: returns the part that was filled.
+    /// Like [`gather`](Self::gather), into the caller's array: returns the part that was filled.
     ///
     /// # Errors
     /// [`GatherError`]; [`GatherError::TooMany`] also if the array is too short. The array's
@@ -380,9 +380,9 @@ pub enum GatherError {
         "{len} bytes at {iova}: the device accepts multiples of {align} bytes for start and length"
     )]
     Misaligned {
-        /// Where it starts, after merging with its neighbours.
+        /// Its start, after merging with its neighbours.
         iova: Iova,
-        /// How many bytes it has.
+        /// Its length in bytes.
         len: u64,
         /// The alignment of the profile.
         align: u64,

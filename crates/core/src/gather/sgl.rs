@@ -187,7 +187,7 @@ struct Array {
     used: usize,
     /// A copy of the last descriptor: memory that the controller can write is not read back.
     last: Descriptor,
-    /// Where its descriptor goes: a page and the index in it; `None` for the command.
+    /// The place of its descriptor: a page and the index in it; `None` for the command.
     from: Option<(usize, usize)>,
 }
 

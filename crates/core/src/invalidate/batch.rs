@@ -57,11 +57,11 @@ impl Pages {
     }
 }
 
-/// How many requests there were, and for how many pages.
+/// The number of requests, and of their pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Requested {
     pub(super) flushes: u64,
-    /// Of these, those that are not leaf-only.
+    /// The number of requests that are not leaf-only.
     pub(super) tables: u64,
     pub(super) pages: u64,
 }
@@ -90,7 +90,7 @@ pub(super) struct FlushList {
 }
 
 impl FlushList {
-    /// How many requests a list holds that do not abut.
+    /// The most requests in a list that do not abut.
     pub(super) const CAPACITY: usize = 16;
 
     /// Creates an empty list.
@@ -157,8 +157,8 @@ impl Open {
 }
 
 impl Batch {
-    /// How many requests a batch holds that were not merged. One more merges those that abut, or
-    /// makes it a flush of the whole domain.
+    /// The most unmerged requests in a batch. One more merges those that abut, or makes it a flush
+    /// of the whole domain.
     pub(super) const CAPACITY: usize = 256;
     /// The room that a merge has to make at least, because it happens under the lock that all
     /// requesters need: so there is one for a list of requests at most. That many descriptors cost
@@ -249,7 +249,7 @@ impl Batch {
     }
 }
 
-/// How many blocks may be under consideration at a time.
+/// The most blocks under consideration at a time.
 pub(super) const MAX_BLOCKS: usize = 512;
 
 /// Appends to `out` the descriptors that cover `pages`, which are in ascending order and do not
@@ -370,7 +370,7 @@ pub(super) struct Flight {
     pub(super) ticket: u64,
     pub(super) batch: Batch,
     pub(super) descriptors: Vec<Descriptor>,
-    /// How many descriptors the queue has accepted.
+    /// The number of descriptors that the queue has accepted.
     pub(super) next: usize,
     pub(super) pages_flushed: u64,
 }
@@ -446,16 +446,17 @@ impl FlightCell {
 
     /// Whether a thread has claimed it at this moment.
     pub(super) fn is_claimed(&self) -> bool {
-        // Acquire: who finds it released sees what the claim has submitted and published.
+        // Acquire: a thread that finds it released sees everything that the claim has submitted and
+        // published.
         self.claimed.load(Ordering::Acquire)
     }
 
     /// Returns the right to access the flight, unless another thread has it. Never waits.
     ///
-    /// `open` is what the caller has the lock of: claims exclude each other by that.
+    /// `open` proves that the caller holds its lock: claims exclude each other by that.
     pub(super) fn try_claim(&self, open: &mut Open) -> Option<Claim<'_>> {
         let _ = open;
-        // Acquire: what the previous claim did comes before this one.
+        // Acquire: the work of the previous claim comes before this one.
         if self.claimed.load(Ordering::Acquire) {
             return None;
         }
@@ -487,7 +488,7 @@ impl Drop for Claim<'_> {
 
 const ENTRIES: usize = if cfg!(loom) { 2 } else { 16 };
 
-/// The limit on batches in flight, whatever the
+/// The limit on batches in flight, for any
 /// [`InvalidationQueue::queue_depth`](super::InvalidationQueue::queue_depth).
 pub const MAX_IN_FLIGHT: u64 = ENTRIES as u64;
 
@@ -506,7 +507,7 @@ struct Entry {
     polls: AtomicU64,
 }
 
-/// How long a batch has been in flight.
+/// The time that a batch has been in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Age {
     pub(super) ns: u64,

@@ -85,8 +85,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         self.gather(flushes, || false)
     }
 
-    /// Requests `flushes`, and submits the open batch if `submits` says so behind the last of them:
-    /// under the same lock.
+    /// Requests `flushes`, and submits the open batch under the same lock if `submits` returns true
+    /// after the last of them.
     pub(crate) fn request_and_submit_if(
         &self,
         flushes: impl IntoIterator<Item = Flush>,
@@ -164,7 +164,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         }
     }
 
-    /// Publishes what has completed, if anything is in flight. Returns the last ticket submitted.
+    /// Publishes completed tickets, if anything is in flight. Returns the last ticket submitted.
     #[inline(always)]
     pub(super) fn publish_if_in_flight(&self) -> u64 {
         let submitted = self.submitted.load(Ordering::Acquire);
@@ -223,7 +223,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         stats
     }
 
-    /// Publishes what the queue has completed.
+    /// Publishes the tickets that the queue has completed.
     pub(super) fn publish(&self) {
         self.publish_up_to(self.queue.completed());
     }
@@ -242,7 +242,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
 
 impl<Q: InvalidationQueue> Invalidator<Q> {
     /// Takes the open batch out of its lock and submits it. Returns at once if another thread is
-    /// submitting, or if the queue is full: the next thread that polls submits what has gathered.
+    /// submitting, or if the queue is full: the next thread that polls submits the gathered
+    /// requests.
     pub(super) fn submit_open(&self, mut open: Guard<'_, Open>) {
         if self.refused.load(Ordering::Relaxed) {
             return;
@@ -260,7 +261,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         });
     }
 
-    /// Submits a batch, or what is left of it.
+    /// Submits a batch, or the rest of it.
     fn submit_flight(&self, flight: &mut Flight) {
         if !self.recover(flight) {
             return;
@@ -314,7 +315,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     fn recover_now(&self, flight: &mut Flight) -> bool {
         if self.queue.has_aborted() {
             flight.next = 0;
-            // First: if the queue panics here, the flush is submitted all the same.
+            // First: if the queue panics here, the flush is still submitted.
             self.restarted.store(true, Ordering::Relaxed);
             self.queue.restart();
         }
@@ -408,8 +409,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// reached, counted from the submission of the oldest batch in flight.
     ///
     /// # Errors
-    /// [`WaitError::TimedOut`] past the deadline: a device may reach what the flush covers until it
-    /// completes, and the ticket may be waited for again. [`WaitError::UnitFailed`] if it never
+    /// [`WaitError::TimedOut`] past the deadline: a device may reach the ranges of the flush until
+    /// it completes, and the ticket may be waited for again. [`WaitError::UnitFailed`] if it never
     /// completes. [`WaitError::Unknown`] if no such ticket was issued.
     #[inline]
     pub fn wait(&self, ticket: Ticket) -> Result<(), WaitError> {

@@ -128,7 +128,7 @@ fn loom_a_single_request_does_not_complete_before_its_flush() {
     });
 }
 
-/// Of two single requests one finds the queue full, also if it looked before the other one was
+/// One of two single requests finds the queue full, also if it looked before the other one was
 /// submitted.
 #[test]
 fn loom_no_more_batches_are_in_flight_than_the_queue_has_room_for() {

@@ -6,7 +6,7 @@ use core::fmt;
 use core::task::Waker;
 use core::time::Duration;
 
-/// How long a waiter waits: until the first of these limits is reached.
+/// The limit of a wait: it ends at the first of these.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WaitLimit {
     /// Nanoseconds of the queue's clock, if it has one.
@@ -87,9 +87,9 @@ pub trait InvalidationQueue: Send + Sync {
     }
 
     /// Wakes `waker` when [`completed`](Self::completed) has reached `ticket`, the unit has aborted
-    /// or failed, or its clock has reached `deadline_ns` (`u64::MAX`: never); without a ticket, when
-    /// `completed` or [`accepts`](Self::accepts) is above what it is now. At once, if that is so
-    /// already. It may wake early, but not in a loop.
+    /// or failed, or its clock has reached `deadline_ns` (`u64::MAX`: never); without a ticket,
+    /// when `completed` or [`accepts`](Self::accepts) exceeds its current value. At once, if that
+    /// is so already. It may wake early, but not in a loop.
     ///
     /// By default at once, which is right for a queue whose flushes have completed when
     /// [`submit`](Self::submit) returns. One whose flushes take time overrides it with a source of
@@ -149,7 +149,7 @@ pub trait InvalidationQueue: Send + Sync {
     /// thread calls it.
     fn restart(&self) {}
 
-    /// Whether the unit has failed: what is in flight never completes, and no batch is accepted.
+    /// Whether the unit has failed: batches in flight never complete, and no batch is accepted.
     /// Once it is true it stays true; every waiter then returns at once.
     fn has_failed(&self) -> bool {
         false
@@ -165,9 +165,9 @@ pub trait InvalidationQueue: Send + Sync {
 /// A position in an invalidation queue: `completed >= ticket` means that the flush has completed.
 ///
 /// It is a number, which queues compare, and names no queue: an [`Invalidator`](super::Invalidator)
-/// refuses one above its last ([`WaitError::Unknown`]), and takes any other for its own. The
-/// domain's handles keep it with the domain that it is of ([`Revoked`](crate::domain::Revoked)),
-/// and no domain accepts a bare one.
+/// refuses one above its last ([`WaitError::Unknown`]), and treats any other as its own. The
+/// domain's handles keep it with its domain ([`Revoked`](crate::domain::Revoked)), and no domain
+/// accepts a bare one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Ticket(pub u64);
 
@@ -220,7 +220,7 @@ pub enum WaitError {
     },
 }
 
-/// How long a wait took: in time, or in polls if the queue has no clock.
+/// The length of a wait: in time, or in polls if the queue has no clock.
 struct Waited {
     ns: u64,
     polls: u64,

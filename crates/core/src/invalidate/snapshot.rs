@@ -18,7 +18,7 @@ pub(super) struct Snapshot<const PAGES: usize> {
     pub(super) cleared: [AtomicU64; PAGES],
     pub(super) flushed: [AtomicU64; PAGES],
     submitted: AtomicU64,
-    /// How many descriptors it accepts at a time.
+    /// The number of descriptors accepted at a time.
     accepts: usize,
     /// The submission (counted from 0) that aborts.
     aborts_at: Option<u64>,

@@ -20,7 +20,7 @@ struct Hand {
     completed: core::sync::atomic::AtomicU64,
     full: AtomicBool,
     relaxed: core::sync::atomic::AtomicU64,
-    /// How many batches may be in flight; 0 is the default.
+    /// The number of batches that may be in flight; 0 is the default.
     depth: u64,
     gone: AtomicBool,
     /// Fails while a waiter waits, after this many polls.

@@ -19,7 +19,7 @@ pub enum IovaError {
     Length {
         /// The requested value.
         len: u64,
-        /// How wide the space is.
+        /// The width of the space.
         bits: u32,
     },
     /// An alignment is a power of two from 1 to 1 GiB.
@@ -36,13 +36,13 @@ pub enum IovaError {
     Exhausted {
         /// The requested bytes.
         len: u64,
-        /// At a multiple of this.
+        /// The required alignment.
         align: u64,
         /// The last address that would have done.
         limit: Iova,
-        /// How many bytes of the whole space are in use.
+        /// The bytes in use in the whole space.
         in_use: u64,
-        /// How many bytes the largest free range up to the limit has, on one side of 4 GiB.
+        /// The length in bytes of the largest free range up to the limit, on one side of 4 GiB.
         largest_free: u64,
     },
     /// A range whose start or length is no multiple of 4 KiB.
@@ -56,7 +56,7 @@ pub enum IovaError {
     Outside {
         /// The range.
         range: IovaRange,
-        /// How wide the space is.
+        /// The width of the space.
         bits: u32,
     },
     /// A range that was to be taken is in use, all of it or a part.
@@ -92,7 +92,7 @@ pub enum IovaError {
     /// Allocating memory for the metadata failed.
     #[error("cannot allocate {bytes} bytes of metadata for an I/O address space")]
     NoMemory {
-        /// How much was to be allocated.
+        /// The requested memory in bytes.
         bytes: usize,
     },
 }

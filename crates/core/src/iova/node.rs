@@ -5,17 +5,17 @@ use crate::addr::{Iova, IovaRange};
 
 /// The index that means "none".
 pub(super) const NIL: u32 = u32::MAX;
-/// How many slots a node has, as a shift.
+/// log2 of [`FAN`].
 const FAN_SHIFT: u32 = 3;
-/// How many slots a node has.
+/// The number of slots in a node.
 pub(super) const FAN: usize = 1 << FAN_SHIFT;
 
 /// The free runs of a part of the address space. All in granules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Summary {
-    /// How many granules are free from its first one on.
+    /// The number of free granules at its start.
     pub(super) head: u64,
-    /// How many granules are free up to its last one.
+    /// The number of free granules at its end.
     pub(super) tail: u64,
     /// For each of `ALIGNS`, the longest free run that begins at a multiple of it.
     pub(super) best: [u64; 3],
@@ -38,13 +38,13 @@ impl Summary {
     }
 }
 
-/// How many granules a slot of a node at `level` has, as a shift. At level 1 a slot is a region.
+/// Returns log2 of the granules in a slot of a node at `level`. At level 1 a slot is a region.
 #[inline]
 pub(super) fn slot_shift(level: u32) -> u32 {
     REGION_SHIFT + FAN_SHIFT * (level - 1)
 }
 
-/// In which slot of its node at `level` a granule is.
+/// Returns the slot of a granule in its node at `level`.
 #[inline]
 pub(super) fn slot_of(level: u32, granule: u64) -> usize {
     const SLOTS: u64 = 1 << FAN_SHIFT;
@@ -123,7 +123,7 @@ impl Node {
         self.best[0][slot] == 0
     }
 
-    /// How many granules before the first one of `slot` are free, within the slot before it.
+    /// Returns the number of free granules at the end of the slot before `slot`.
     pub(super) fn tail_before(&self, slot: usize) -> Option<u64> {
         self.tail.get(slot.checked_sub(1)?).copied()
     }
@@ -197,7 +197,7 @@ impl Node {
 pub(super) const GRANULE_SHIFT: u32 = 12;
 /// A region is 512 granules, 2 MiB.
 pub(super) const REGION_SHIFT: u32 = 9;
-/// How many granules a region has.
+/// The number of granules in a region.
 pub(super) const REGION: u64 = 1 << REGION_SHIFT;
 /// The first granule above 4 GiB, where the upper half begins.
 pub(super) const HIGH: u64 = 1 << (32 - GRANULE_SHIFT);
@@ -236,7 +236,8 @@ pub(super) fn align_up(granule: u64, align: u64) -> u64 {
     (granule + (align - 1)) & !(align - 1)
 }
 
-/// How many granules of `start..end` are left from its first multiple of `align`, a power of two.
+/// Returns the number of granules in `start..end` from its first multiple of `align`, a power of
+/// two.
 #[inline]
 pub(super) fn room(start: u64, end: u64, align: u64) -> u64 {
     end.saturating_sub(align_up(start, align))

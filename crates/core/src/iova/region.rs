@@ -79,7 +79,7 @@ impl Region {
     /// words.
     #[inline]
     pub(super) fn find(&self, len: u64) -> Option<u64> {
-        // How many free granules end where the word begins.
+        // The number of free granules that end where the word begins.
         let mut run = 0;
         for (at, &word) in (0..REGION).step_by(64).zip(&self.0) {
             if word == 0 {
@@ -113,8 +113,8 @@ impl Region {
         rest.first().is_none_or(|word| word & below == below) && full.iter().all(|&word| word == !0)
     }
 
-    /// How many granules have the free run around `part`, all of it free, and whether it ends with
-    /// the region.
+    /// Returns the length of the free run around `part`, all of which is free, and whether the run
+    /// ends with the region.
     pub(super) fn run_around(&self, part: Extent) -> (u64, bool) {
         let (first, last) = bits(part);
         let (mut start, mut end) = (first, last + 1);

@@ -33,8 +33,8 @@ impl Runs {
 }
 
 impl Tree {
-    /// Takes `len` granules from the first region that may have a run of them. O(1) if that is the
-    /// open one.
+    /// Allocates `len` granules from the first region that may have a run of them. O(1) if that is
+    /// the open one.
     #[inline]
     pub(super) fn take_first(&mut self, len: u64, limit: u64) -> FirstFit {
         let class = len.ilog2() as usize;
@@ -54,7 +54,7 @@ impl Tree {
         FirstFit::Taken(part)
     }
 
-    /// Takes `part` if it is all free and in a region with a map. O(levels).
+    /// Allocates `part` if it is all free and in a region with a map. O(levels).
     #[inline]
     pub(super) fn take_part(&mut self, part: Extent) -> bool {
         self.change_part(part, false)
@@ -145,7 +145,7 @@ impl Tree {
         }
     }
 
-    /// How many granules the longest free run has. O(levels).
+    /// Returns the length of the longest free run in granules. O(levels).
     pub(super) fn longest(&mut self) -> u64 {
         self.settle();
         let root = self.nodes.get(self.root).summary(self.level, 0);

@@ -15,9 +15,9 @@ use core::fmt;
 pub(super) struct Space {
     /// The free ranges below and above 4 GiB. The second tree is empty if there is nothing above.
     trees: [Tree; 2],
-    /// How many granules there are.
+    /// The number of granules.
     end: u64,
-    /// In order, apart from each other. In the trees they are in use.
+    /// Sorted and disjoint. In the trees they are in use.
     reserved: Vec<Extent>,
     in_use: u64,
 }
@@ -70,7 +70,8 @@ impl Space {
         Ok(Some(taken))
     }
 
-    /// Where the first `len` free granules begin, if they end at `limit` at most. O(levels).
+    /// Returns the start of the first `len` free granules, if they end at `limit` at most.
+    /// O(levels).
     ///
     /// Exact for the page sizes. For an alignment between two of them: a run that is long enough
     /// wherever it begins, else one that would do for the next page size.
@@ -119,7 +120,7 @@ impl Space {
         Ok(())
     }
 
-    /// Frees what is not in one region with a map, or fails.
+    /// Frees a range that is not in one region with a map, or fails.
     fn free_across(&mut self, freed: Extent) -> Result<(), IovaError> {
         let range = range_of(freed);
         if let Some(free) = self.first(freed, true) {
@@ -211,7 +212,7 @@ impl Space {
         trees.sum::<usize>() + self.reserved.capacity() * size_of::<Extent>()
     }
 
-    /// Makes sure of the memory for taking all of `parts`.
+    /// Reserves the memory for allocating all of `parts`.
     fn prepare(&mut self, parts: &[Extent]) -> Result<(), IovaError> {
         for (half, tree) in self.trees.iter_mut().enumerate() {
             let here = parts.iter().flat_map(|&part| halves(part)).filter(|&(h, _)| h == half);
@@ -223,7 +224,7 @@ impl Space {
         Ok(())
     }
 
-    /// Takes `part`, all of it free and prepared.
+    /// Allocates `part`, all of it free and prepared.
     fn take(&mut self, part: Extent) {
         for (half, part) in halves(part) {
             self.trees[half].take(part);
@@ -253,7 +254,7 @@ impl Space {
         })
     }
 
-    /// Checks the trees, and what is counted against a walk; the free extents.
+    /// Checks the trees, and the counts against a walk; returns the free extents.
     #[cfg(all(test, not(loom)))]
     pub(super) fn check(&mut self) -> Vec<Extent> {
         let mut all = Vec::new();
@@ -294,9 +295,9 @@ fn touch(a: &Extent, b: &Extent) -> bool {
 
 /// Allocates the addresses of an I/O address space.
 ///
-/// Shared by reference. A lock inside is held for O(log width) steps, whatever is allocated, except
-/// by [`stats`](Self::stats) and where an allocation with a limit fails. Freeing whole allocations
-/// never allocates memory.
+/// Shared by reference. A lock inside is held for O(log width) steps for any allocation, except by
+/// [`stats`](Self::stats) and if an allocation with a limit fails. Freeing whole allocations never
+/// allocates memory.
 #[derive(Debug)]
 pub struct IovaSpace {
     pub(super) space: Mutex<Space>,
@@ -380,7 +381,7 @@ impl IovaSpace {
         self.space.lock().alloc_at(extent_of(range))
     }
 
-    /// Frees what was allocated: an allocation, several that abut, or a part. O(log width + 2 MiB
+    /// Frees allocated addresses: an allocation, several that abut, or a part. O(log width + 2 MiB
     /// regions in `range` that several allocations had shared).
     ///
     /// Freeing whole allocations needs no memory. Freeing a part needs some (at most 24 nodes and 2
@@ -465,9 +466,9 @@ impl fmt::Display for IovaStats {
 pub(super) struct StatsBuilder<'r> {
     /// Reservations that no part has been counted beside, in order.
     reserved: &'r [Extent],
-    /// How many granules the free run has that the last part belongs to; 0 if it is not free.
+    /// The length of the free run that the last part belongs to; 0 if that part is not free.
     run: u64,
-    /// Where the last allocated run ended.
+    /// The end of the last allocated run.
     allocated_to: Option<u64>,
     stats: IovaStats,
 }

@@ -178,7 +178,7 @@ fn limits_hold_and_high_addresses_are_taken_first() {
     assert_eq!(space.stats().allocated, 1);
 }
 
-/// Of every width: up to its last granule, with all below it free and in use.
+/// For every width: up to its last granule, with all below it free and in use.
 #[test]
 fn the_last_address_of_every_width_can_be_allocated() {
     for bits in 32..=57 {
@@ -401,7 +401,7 @@ proptest! {
                     }
                 }
                 5 => {
-                    // Whatever it hits: a part, a hole, several.
+                    // The range may hit a part, a hole, or several.
                     let (start, len) = anywhere(a, b);
                     let got = space.free(range(start, len));
                     let (all, none) = (model.is(start, len, 'a'), model.is(start, len, 'f'));

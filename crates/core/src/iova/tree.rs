@@ -52,13 +52,13 @@ pub(super) struct Tree {
     pub(super) nodes: Slab<Node>,
     pub(super) maps: Slab<Region>,
     pub(super) root: u32,
-    /// The root's level. What is beyond the root's last granule is free up to `bounds.end`.
+    /// The root's level. Addresses beyond the root's last granule are free up to `bounds.end`.
     pub(super) level: u32,
     pub(super) bounds: Extent,
     pub(super) open: Open,
     /// For each class, a region before which no run of 2^class free granules begins.
     pub(super) low: [u64; CLASSES],
-    /// How many nodes and maps searches have visited, which proves that they are not linear.
+    /// The number of nodes and maps visited by searches, which proves that they are not linear.
     #[cfg(test)]
     pub(super) visits: u64,
 }
@@ -97,7 +97,7 @@ impl Tree {
         1 << slot_shift(self.level + 1)
     }
 
-    /// Makes sure of the nodes and maps for changing `ranges` ranges that end at `end` at most.
+    /// Reserves the nodes and maps for changing `ranges` ranges that end at `end` at most.
     pub(super) fn prepare(&mut self, end: u64, ranges: usize) -> Result<(), IovaError> {
         let mut level = self.level;
         while end > 1 << slot_shift(level + 1) {
@@ -236,7 +236,7 @@ impl Tree {
         }
     }
 
-    /// Takes `part`, all of it free. The caller prepared it.
+    /// Allocates `part`, all of it free. The caller prepared it.
     pub(super) fn take(&mut self, part: Extent) {
         self.close();
         while part.end > self.span() {
@@ -344,7 +344,7 @@ impl Tree {
         }
     }
 
-    /// Makes a child, and what is below it, spare: a map at level 0.
+    /// Frees a child and its descendants to the spare lists: a map at level 0.
     fn release(&mut self, child: u32, level: u32) {
         if level == 0 {
             self.maps.release(child);
@@ -359,7 +359,7 @@ impl Tree {
 }
 
 const CHUNK_SHIFT: u32 = 4;
-/// How many items a chunk has.
+/// The number of items in a chunk.
 const CHUNK: usize = 1 << CHUNK_SHIFT;
 
 /// An item of a slab, which stores the index of another one while it is spare.
@@ -405,8 +405,8 @@ impl<T: Item> Slab<T> {
         Self { chunks: Vec::new(), spare: NIL, spares: 0 }
     }
 
-    /// Makes at least `spares` items spare. O(1) for each, and no more at a time than is asked for
-    /// and a chunk.
+    /// Ensures at least `spares` spare items. O(1) for each, and at most a chunk more than
+    /// requested.
     pub(super) fn reserve(&mut self, spares: usize) -> Result<(), IovaError> {
         while self.spares < spares {
             let no_memory = IovaError::NoMemory { bytes: CHUNK * size_of::<T>() };
@@ -455,14 +455,14 @@ impl<T: Item> Slab<T> {
         &mut self.chunks[(at >> CHUNK_SHIFT) as usize][at as usize % CHUNK]
     }
 
-    /// How much memory the slab has allocated.
+    /// Returns the bytes of memory that the slab has allocated.
     #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         self.chunks.len() * CHUNK * size_of::<T>()
             + self.chunks.capacity() * size_of::<Box<[T; CHUNK]>>()
     }
 
-    /// How many items are in use.
+    /// Returns the number of items in use.
     #[cfg(all(test, not(loom)))]
     pub(super) fn used(&self) -> usize {
         self.chunks.len() * CHUNK - self.spares

@@ -1,10 +1,10 @@
-//! Telling the processor what is accessed soon.
+//! Prefetching of memory that is accessed soon.
 
 /// The bytes of a cache line.
 const LINE: usize = 64;
 
-/// Has the processor load the cache lines of `value`, where it has an instruction for that, and
-/// does not wait for them.
+/// Prefetches the cache lines of `value`, where the processor has an instruction for that, without
+/// waiting for them.
 ///
 /// For one of many places in memory that is in no cache, some hundred instructions before it is
 /// accessed.

@@ -21,10 +21,10 @@ pub struct Config {
     pub ring: u32,
     /// The offset in a page at which the device starts to write, in bytes: headroom for headers.
     pub offset: usize,
-    /// How many bytes from there the device may write; 0 for the rest of the page.
+    /// The number of bytes from `offset` on that the device may write; 0 for the rest of the page.
     pub max_len: usize,
-    /// How many pages may be in use at a time: allocated, not returned. At least 1; `u64::MAX` for
-    /// as many as the source has. An alloc beyond it is refused
+    /// The most pages that may be in use at a time: allocated, not returned. At least 1; `u64::MAX`
+    /// for as many as the source has. An alloc beyond it is refused
     /// ([`AllocError::Limit`](super::AllocError::Limit)).
     pub max_in_use: u64,
 }

@@ -31,7 +31,8 @@ pub struct PagePool {
     pub(super) limited: u64,
     /// Entries taken from the spill list.
     pub(super) spill_taken: u64,
-    /// `max_len`: what the device may have written of a page, unless `sync_for_cpu` says less.
+    /// `max_len`: the bytes of a page that the device may have written, unless `sync_for_cpu` says
+    /// less.
     pub(super) written: u32,
     /// The page that fragments are being cut from.
     pub(super) open: Option<OpenPage>,
@@ -134,8 +135,9 @@ impl PagePool {
     /// Fills the empty slots with pages for a named holder, as [`fill`](Self::fill).
     #[inline]
     pub fn fill_for(&mut self, slots: &mut [Option<Page>], tag: Tag) -> usize {
-        // By its frame: a page that has passed through a `Result` is written in parts and read back
-        // whole, which a processor cannot do before the parts have left its store buffer.
+        // Identified by its frame: a page that has passed through a `Result` is written in parts
+        // and read back whole, which a processor cannot do before the parts have left its store
+        // buffer.
         let (shared, written) = (self.shared.as_ptr(), self.written);
         fill(slots, || self.take_owned(tag).ok().map(|frame| Page { shared, frame, written }))
     }
@@ -232,7 +234,7 @@ impl PagePool {
         self.shared.counts(self.own_counts())
     }
 
-    /// Returns what the consumer itself has counted.
+    /// Returns the consumer's own counts.
     pub(super) fn own_counts(&self) -> Counts {
         Counts { fast: self.magazine.fast(), cached: self.magazine.cached(), ..self.counts }
     }
@@ -375,9 +377,9 @@ impl PagePool {
         }
     }
 
-    /// Allocates a raw page whose generations start again, and before takes every entry that is in
-    /// the ring and the spill list: a second free that was left there would be taken for a free of
-    /// the allocation that has the same generation, 2^32 allocations later.
+    /// Allocates a raw page whose generations start again, after taking every entry out of the ring
+    /// and the spill list: a second free that was left there would be mistaken for a free of the
+    /// allocation that has the same generation, 2^32 allocations later.
     #[cold]
     #[inline(never)]
     fn start_generations_again(&mut self, frame: u32, tag: Tag) -> RawPage {

@@ -32,11 +32,11 @@ pub enum CreateError {
         "a device cannot write {max_len} bytes at offset {offset} of a page of {page_bytes} bytes: the range must be non-empty and inside"
     )]
     Range {
-        /// Where the device starts to write.
+        /// The offset in a page at which the device starts to write.
         offset: usize,
-        /// How many bytes it may write.
+        /// The length of that part in bytes.
         max_len: usize,
-        /// How many bytes a page has.
+        /// The size of a page in bytes.
         page_bytes: usize,
     },
     /// The source's span cannot be used.

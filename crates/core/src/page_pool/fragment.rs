@@ -41,7 +41,7 @@ pub struct Fragment {
     frame: u32,
     offset: u32,
     len: u32,
-    /// How many bytes the device may have written.
+    /// The number of bytes that the device may have written.
     written: u32,
 }
 
@@ -83,7 +83,7 @@ impl Fragment {
         self.written = written;
     }
 
-    /// Syncs what the device may have written for it.
+    /// Syncs the bytes that the device may have written for it.
     #[inline]
     fn sync_for_device(&self) {
         let shared = self.shared();

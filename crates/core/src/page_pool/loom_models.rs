@@ -424,8 +424,8 @@ impl Drop for Watched {
     }
 }
 
-/// Whatever a thread did with the pool comes before the end of its state, which another thread
-/// ends with the last reference.
+/// Every use of the pool by a thread happens before its state ends with the last reference, on
+/// another thread.
 #[test]
 fn loom_page_pool_ends_after_the_uses_of_all_references() {
     check(2, || {

@@ -27,7 +27,7 @@ pub struct Page {
     /// Alive while the page is in use (see `inner`).
     pub(super) shared: NonNull<Inner>,
     pub(super) frame: u32,
-    /// How many bytes the device may have written since the page was last synced for it.
+    /// The number of bytes that the device may have written since the page was last synced for it.
     pub(super) written: u32,
 }
 

@@ -1,7 +1,7 @@
 //! The state of each page, in a table that the pool owns: never in the memory, which a device can
 //! write.
 //!
-//! # Who writes what
+//! # Writers
 //!
 //! While a page is free or allocated raw, only the consumer writes its record. While a
 //! [`Page`](super::Page) owns it, that owner may write its tag; holders of fragments count their
@@ -41,7 +41,7 @@ pub(super) enum State {
 pub(super) struct PageRecord {
     /// The state in the low byte, the holder's tag above.
     word: AtomicU32,
-    /// How often the page was allocated raw, modulo 2^32. Before it starts again, the consumer takes
+    /// The number of raw allocations of the page, modulo 2^32. Before it wraps, the consumer takes
     /// all entries out of the ring and the spill list, so that none has the generation of an
     /// allocation 2^32 later.
     generation: AtomicU32,
@@ -137,7 +137,7 @@ pub(super) struct OpenPage {
     pub(super) frame: u32,
     /// The offset of the next fragment in bytes.
     pub(super) at: usize,
-    /// How many fragments were cut.
+    /// The number of fragments cut.
     pub(super) cut: u32,
 }
 

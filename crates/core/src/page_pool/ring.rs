@@ -13,7 +13,7 @@
 use crate::sync::{AtomicU64, CachePadded, Ordering, relax};
 use alloc::boxed::Box;
 
-/// How many pages are moved at a time: half a magazine of the consumer.
+/// The number of pages moved at a time: half a magazine of the consumer.
 pub(super) const BULK: usize = 64;
 /// `BULK` as a number of pages.
 pub(super) const BULK_PAGES: u32 = 64;

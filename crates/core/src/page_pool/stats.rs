@@ -1,4 +1,4 @@
-//! A page pool's counters, where its pages are, and who holds them.
+//! A page pool's counters, the places of its pages, and their holders.
 
 use crate::counters;
 use crate::counters::Counters;
@@ -83,7 +83,7 @@ counters! {
 pub struct Holder {
     /// The holder's name (see [`Page::tag`](super::Page::tag)); `None` if the pages have none.
     pub name: Option<String>,
-    /// How many pages it holds.
+    /// The number of pages in it.
     pub pages: u64,
     /// Their size in bytes.
     pub bytes: u64,

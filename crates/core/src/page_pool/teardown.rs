@@ -1,5 +1,5 @@
-//! Taking a pool down, whose pages may still be in use: hides its chunks from the device, collects
-//! the returned pages, and releases empty chunks; and what can be asked about it afterwards.
+//! Teardown of a pool whose pages may still be in use: hides its chunks from the device, collects
+//! the returned pages, and releases empty chunks; and queries about it afterwards.
 
 use super::consumer::PagePool;
 use super::error::RevokeError;

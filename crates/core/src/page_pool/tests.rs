@@ -30,16 +30,16 @@ struct Inner {
     base: NonNull<u8>,
     layout: Layout,
     frames: Mutex<Vec<Use>>,
-    /// How many of them are free. Written with the lock held.
+    /// The number of free frames among them. Written with the lock held.
     free: AtomicUsize,
-    /// How many more acquisitions succeed.
+    /// The number of further acquisitions that succeed.
     left: AtomicUsize,
     largest: AtomicUsize,
-    /// How many more calls of `hide` succeed before one fails; later calls succeed.
+    /// The number of calls of `hide` that succeed before one fails; later calls succeed.
     hides: AtomicUsize,
     /// Whether the failing call quarantines the chunk.
     quarantines: AtomicBool,
-    /// By how many frames the returned runs are shifted out of alignment.
+    /// The number of frames by which the returned runs are shifted out of alignment.
     shift: AtomicUsize,
 }
 

@@ -15,7 +15,7 @@ use core::sync::atomic::{self, Ordering};
 std::thread_local! {
     static RMW: Cell<u64> = const { Cell::new(0) };
     static LOCKS: Cell<u64> = const { Cell::new(0) };
-    /// How many locks are held, and the steps since the first of them was taken.
+    /// The number of locks held, and the steps since the first of them was acquired.
     static HOLD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
     static LONGEST: Cell<u64> = const { Cell::new(0) };
 }

@@ -1,24 +1,25 @@
 //! Loom's atomics, whose first value is written sequentially consistently, and whose operations loom
 //! tries in all orders where a model asks for it.
 //!
-//! A sequentially consistent load of loom 0.7 does not read a value that was written sequentially
-//! consistently and replaced by another such value. But it takes the value that an atomic is made
-//! with for one that was written with release, and so may read it for ever. After one thread has
-//! written `a` and another `b`, each could miss what the other wrote, which no machine does and no
-//! structure here allows for. Hence the first value is written again.
+//! In loom 0.7 a sequentially consistent load does not return a value that was stored sequentially
+//! consistently and overwritten by another such store. But loom treats the initial value of an
+//! atomic as a release store, and so may return it forever. After one thread has stored to `a` and
+//! another to `b`, each could miss the other's store, which no machine does and no structure here
+//! allows for. Hence the initial value is stored again.
 //!
-//! Loom compares an operation with the last one on the same atomic alone. So where a thread reads an
-//! atomic right before it changes it, loom does not see that another thread has read it before, and
-//! tries one order of these two. [`in_all_orders`] has each operation preceded by a relaxed one on
-//! a word beside the atomic, which all of them change: so loom compares each with the last of the
-//! other thread. That orders no memory. It multiplies the time of a model, so those that it makes
-//! too long are explored twice ([`explore`]): as loom does it, and in all orders with fewer
+//! Loom compares an operation only with the last one on the same atomic. If a thread reads an
+//! atomic right before it changes it, loom misses an earlier read by another thread, and tries one
+//! order of these two. [`in_all_orders`] precedes each operation with a relaxed one on a word
+//! beside the atomic, which all of them change: so loom compares each with the last one of the
+//! other thread. That orders no memory. It multiplies the time of a model, so models that take too
+//! long with it are explored twice ([`explore`]): as loom does it, and in all orders with fewer
 //! preemptions. One is enough to come between a read and the change behind it. The models of frames
 //! name the pair of operations whose orders matter (`frame/loom_models`: `Race`).
 //!
-//! Loom shows no load that reads what is written later; nor, to a sequentially consistent load, an
-//! old value after a relaxed load that has read what the same thread wrote later. No structure here
-//! relies on their order: what a relaxed load finds is where to look first.
+//! Loom explores no load that returns a later store; nor a sequentially consistent load that
+//! returns an old value after a relaxed load has returned a later store of the same thread. No
+//! structure here relies on their order: the result of a relaxed load is a hint where to look
+//! first.
 
 use core::sync::atomic::Ordering;
 use loom::sync::atomic as checked;
@@ -29,7 +30,7 @@ std::thread_local! {
     static ALL_ORDERS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has loom try all orders of the operations on each atomic in the model that `check` explores.
+/// Makes loom try all orders of the operations on each atomic in the model that `check` explores.
 pub(crate) fn in_all_orders<R>(check: impl FnOnce() -> R) -> R {
     ALL_ORDERS.set(true);
     let result = check();

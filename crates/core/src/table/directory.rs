@@ -11,8 +11,8 @@ use super::pages::PageIndex;
 use crate::sync::count_steps;
 use alloc::vec::Vec;
 
-/// How many pages of a list are handled under one hold of the table's lock, which other threads
-/// need to link a page.
+/// The number of pages of a list that are handled under one hold of the table's lock, which other
+/// threads need to link a page.
 pub(super) const PAGES_A_HOLD: u32 = 64;
 
 /// A list of pages, threaded through [`Meta::next`].

@@ -1,4 +1,4 @@
-//! The runs that a table maps: for diagnostics, and for reports of what was left mapped.
+//! The runs that a table maps: for diagnostics, and for reports of mappings that were left.
 
 use super::format::{Entry, Format, slot, span};
 use super::radix::Table;
@@ -63,17 +63,17 @@ impl<F: Format> Table<F> {
     /// diagnostics.
     ///
     /// O(512 × table pages that hold an entry) for all of them, however large the address space is:
-    /// what no page translates is skipped at the highest level that shows it. The lock is taken for
-    /// at most 1,024 entries at a time and is not held between two calls of `next`, so maps, clears
-    /// and reclaims go on meanwhile; allocates nothing.
+    /// addresses that no page translates are skipped at the highest level that shows it. The lock
+    /// is taken for at most 1,024 entries at a time and is not held between two calls of `next`, so
+    /// maps, clears and reclaims continue meanwhile; allocates nothing.
     ///
     /// The result is exact if nothing changes meanwhile. Otherwise it may be *torn*: each leaf was
     /// in the table at the moment when it was read, but not all at one moment; a mapping may appear
-    /// in part, and one that was moved twice or not at all. What is mapped throughout always
-    /// appears, what is not mapped throughout never does, and no address appears twice. A superpage
-    /// that replaces smaller leaves which have been read in part appears from there on, so that its
-    /// run does not begin at a multiple of its size. Entries that are damaged are left out, as
-    /// a walk finds nothing there.
+    /// in part, and one that was moved twice or not at all. Memory that is mapped throughout always
+    /// appears, memory that is not mapped throughout never does, and no address appears twice. A
+    /// superpage that replaces smaller leaves which have been read in part appears from there on,
+    /// so its run does not begin at a multiple of its size. Damaged entries are left out, as a walk
+    /// finds nothing there.
     pub fn mapped(&self) -> MappedRuns<'_, F> {
         MappedRuns { tree: &self.0, at: 0, run: None }
     }

@@ -51,8 +51,8 @@ fn count(
     counted + entries.iter().skip(counted).take_while(|entry| one(entry)).count()
 }
 
-/// Writes `first`, `first + step`, ... What was written before is visible to a walker that finds
-/// one of them.
+/// Writes `first`, `first + step`, ... Earlier stores are visible to a walker that finds one of
+/// them.
 #[inline(always)]
 pub(super) fn write(entries: &[AtomicU64], first: u64, step: u64) {
     match entries {

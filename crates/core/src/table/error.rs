@@ -25,9 +25,9 @@ pub enum TableError {
          in memory and in physical address, below 2^52"
     )]
     BadPages {
-        /// Where they are.
+        /// Their physical address.
         phys: PhysAddr,
-        /// How many bytes.
+        /// Their length in bytes.
         len: usize,
     },
     /// A start or a length is no multiple of 4 KiB.
@@ -39,22 +39,22 @@ pub enum TableError {
         /// cleared).
         phys: PhysAddr,
     },
-    /// The range reaches beyond what the table's levels can tell apart.
+    /// The range reaches beyond the addresses that the table's levels translate.
     #[error("{range} reaches beyond the {bits} bits of a table of its levels")]
     Outside {
         /// The range.
         range: IovaRange,
-        /// How wide the table's addresses are.
+        /// The width of the table's addresses.
         bits: u32,
     },
     /// The memory reaches beyond what an entry can hold.
     #[error("{len:#x} bytes at {phys} reach beyond the {bits} bits of an entry")]
     PhysOutside {
-        /// Where the memory starts.
+        /// The start of the memory.
         phys: PhysAddr,
-        /// How many bytes.
+        /// Its length in bytes.
         len: u64,
-        /// How wide an entry's addresses are.
+        /// The width of an entry's addresses.
         bits: u32,
     },
     /// A mapping without any access is refused.
@@ -106,7 +106,7 @@ pub enum TableError {
     /// No table page is left.
     #[error("all {capacity} table pages are in use or wait for a flush: {advice}")]
     NoPages {
-        /// How many there are.
+        /// The number of table pages.
         capacity: u32,
         /// How to raise the limit: [`TableMemory::advice`](super::TableMemory::advice).
         advice: &'static str,
@@ -114,7 +114,7 @@ pub enum TableError {
     /// No memory for the records of the pages.
     #[error("no memory for the records of {pages} table pages")]
     NoMemory {
-        /// How many pages.
+        /// The number of pages.
         pages: u32,
     },
     /// The retired or pinned pages are those of another table.
@@ -130,7 +130,7 @@ pub enum TableError {
         "the table entry {entry:#x} on the way to {at} was not written by the table: its pages are damaged"
     )]
     Damaged {
-        /// Where the walk was going.
+        /// The address of the walk.
         at: Iova,
         /// The entry.
         entry: u64,

@@ -8,7 +8,7 @@ use core::sync::atomic::AtomicU64;
 /// A decoded entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
-    /// Nothing is here. A walker faults.
+    /// An empty entry. A walker faults.
     Empty,
     /// A table page that has been retired from here and not yet reclaimed. A walker faults.
     Retired(PhysAddr),
@@ -16,7 +16,7 @@ pub enum Entry {
     Link(PhysAddr),
     /// Memory, of the size of the level's leaf.
     Leaf {
-        /// Where the memory starts.
+        /// The start of the memory.
         phys: PhysAddr,
         /// The access that the device has.
         access: Access,
@@ -36,11 +36,12 @@ pub trait Format: Send + Sync + 'static {
     const MIN_LEVELS: u8;
     /// The most levels, at most 5.
     const MAX_LEVELS: u8;
-    /// How many bits of physical address an entry holds; a machine may have fewer
+    /// The number of physical address bits in an entry; a machine may have fewer
     /// ([`Table::with_phys_bits`](super::Table::with_phys_bits)).
     const PHYS_BITS: u32;
 
-    /// How many bits of address a table of `levels` levels translates, from address 0 up.
+    /// Returns the number of address bits that a table of `levels` levels translates, from address
+    /// 0 up.
     fn bits(levels: u8) -> u32 {
         12 + 9 * u32::from(levels)
     }
@@ -59,8 +60,9 @@ pub trait Format: Send + Sync + 'static {
     /// Decodes an entry at `level`.
     fn parse(entry: u64, level: u8) -> Entry;
     /// Whether an entry at `level` maps memory: the result of [`parse`](Self::parse), in a form
-    /// that a loop over 512 entries can afford. What has all bits of an entry that maps memory must
-    /// map memory too, so that several entries can be tested by the bits that they have in common.
+    /// that a loop over 512 entries can afford. A value with all bits of an entry that maps memory
+    /// must map memory too, so that several entries can be tested by the bits that they have in
+    /// common.
     fn is_leaf(entry: u64, level: u8) -> bool {
         matches!(Self::parse(entry, level), Entry::Leaf { .. })
     }
@@ -93,9 +95,9 @@ const ADDRESS: u64 = ((1 << 52) - 1) & !0xfff;
 /// | 12..=51 | the address of the memory or of the table page |
 /// | 52 | software: with R = W = 0, a retired table page was here |
 ///
-/// There is no present bit: **R = W = 0 is not present, whatever the other bits say**. A link gives
-/// R and W both, so that the leaf decides. 3 levels translate 39 bits, 4 levels 48, 5 levels 57
-/// (the adjusted guest address widths).
+/// There is no present bit: **R = W = 0 is not present, whatever the other bits are**. A link
+/// grants R and W both, so that the leaf decides. 3 levels translate 39 bits, 4 levels 48, 5 levels
+/// 57 (the adjusted guest address widths).
 #[derive(Clone, Copy, Debug)]
 pub struct VtdSecondStage;
 
@@ -167,7 +169,7 @@ impl Format for VtdSecondStage {
 ///
 /// **There is no write-only access: a present entry can be read.** A mapping for
 /// [`FromDevice`](crate::access::FromDevice) therefore lets the device read the memory as well,
-/// with what it held before. Give it memory without secrets (zeroed, or used for input only), or
+/// with its earlier content. Give it memory without secrets (zeroed, or used for input only), or
 /// use [`VtdSecondStage`].
 ///
 /// Addresses must be canonical: the bits from the highest that is translated up are all equal. A

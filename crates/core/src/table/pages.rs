@@ -40,7 +40,7 @@ pub struct TablePages {
 }
 
 impl TablePages {
-    /// How many bytes a table page has.
+    /// The size of a table page in bytes.
     pub const PAGE_BYTES: usize = 4096;
 
     /// The table pages `pages`, which the hardware finds at `phys`. They need not be zero.
@@ -133,7 +133,7 @@ pub trait TableMemory: Send + Sync {
     /// It is called with the table's lock held: it must not use the table.
     fn grow(&self, pages: u32) -> Option<TablePages>;
 
-    /// Returns what the user can do when there are none: names the option that raises the limit.
+    /// Returns the advice to the user when no page is left: names the option that raises the limit.
     /// Part of [`TableError::NoPages`].
     fn advice(&self) -> &'static str;
 }
@@ -185,7 +185,8 @@ pub(super) struct PageRecord {
     /// The first address that the page translates, with its level in the lowest bits. Written when
     /// a generation begins, before anything is counted in it.
     pub(super) home: sync::AtomicU64,
-    /// Stands for the entries, which loom does not see: see [`Store::raw`](super::store::Store::raw).
+    /// Represents the entries, which loom does not see: see
+    /// [`Store::raw`](super::store::Store::raw).
     #[cfg(loom)]
     pub(super) entries: sync::AtomicU64,
 }

@@ -36,8 +36,8 @@ impl PinnedLeaf {
         IovaRange::clamped(self.window, WINDOW_BYTES)
     }
 
-    /// Has the processor load the entry of `iova`, which is cleared soon. Nothing, if that is not
-    /// in the window.
+    /// Prefetches the entry of `iova`, which is cleared soon. Does nothing if that is not in the
+    /// window.
     #[inline(always)]
     pub(crate) fn prefetch(&self, iova: Iova) {
         let at = usize::try_from(iova.raw().wrapping_sub(self.window.raw()) / span(1));
@@ -53,7 +53,7 @@ const WINDOW_BYTES: u64 = PageSize::Size2M.bytes();
 impl<F: Format> Table<F> {
     /// Links and pins the table page of level 1 that translates the 2 MiB from `window` on, which
     /// the caller owns as a whole: until [`unpin`](Self::unpin) the page is neither retired nor
-    /// reclaimed, whatever it holds. O(levels); takes the lock.
+    /// reclaimed, even if it is empty. O(levels); takes the lock.
     ///
     /// # Errors
     /// [`TableError::NoWindow`], [`TableError::Outside`]; [`TableError::AlreadyMapped`] if

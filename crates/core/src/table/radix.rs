@@ -34,8 +34,8 @@ impl<F: Format> Table<F> {
     ///
     /// # Errors
     /// [`TableError::Levels`] if the format has no such table; [`TableError::NoMemory`] if the
-    /// metadata of the pages (28 bytes each) cannot be allocated. The pages are dropped then, and no
-    /// table has them: they may be described once more.
+    /// metadata of the pages (28 bytes each) cannot be allocated. The pages are dropped then, and
+    /// no table has them: they may be used for another one.
     pub fn new(pages: TablePages, levels: u8) -> Result<Self, TableError> {
         let (format, min, max) = (F::NAME, F::MIN_LEVELS, F::MAX_LEVELS);
         if !(min..=max).contains(&levels) {
@@ -161,16 +161,16 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Returns what the flush must cover *besides* the ranges that were cleared, leaves and links
-    /// both (VT-d: invalidation hint 0): the addresses that each of the retired pages translated,
-    /// neighbours on the list merged. O(pages).
+    /// Returns the ranges that the flush must cover *besides* those that were cleared, leaves and
+    /// links both (VT-d: invalidation hint 0): the addresses that each of the retired pages
+    /// translated, neighbours on the list merged. O(pages).
     ///
-    /// Each is the whole range that the page translated, aligned: what a unit has cached of a link
-    /// may serve any address in it, and only a flush with hint 0 that names the address drops it
-    /// (VT-d, "IOTLB Invalidate": leaf and non-leaf entries that correspond to the addresses given
-    /// by ADDR and AM).
+    /// Each is the whole range that the page translated, aligned: a link that a unit has cached may
+    /// serve any address in it, and only a flush with hint 0 that names the address drops it (VT-d,
+    /// "IOTLB Invalidate": leaf and non-leaf entries that correspond to the addresses given by ADDR
+    /// and AM).
     ///
-    /// They need not be near what was cleared: pages of a failed map, or of higher levels that
+    /// They need not be near the cleared ranges: pages of a failed map, or of higher levels that
     /// became empty by a [`reclaim`](Self::reclaim), are added to the next `clear`.
     ///
     /// # Errors
@@ -330,7 +330,7 @@ impl Retired {
 /// The addresses that retired pages translated, neighbours merged: at most 64 pages into one range.
 /// See [`Table::retired_ranges`](super::Table::retired_ranges).
 ///
-/// It takes the table's lock once for each range, and holds it for none.
+/// It takes the table's lock once for each range, and does not hold it in between.
 #[derive(Debug)]
 pub struct RetiredRanges<'a, F: Format> {
     pub(super) tree: &'a Tree<F>,

@@ -1,4 +1,4 @@
-//! The state word of a page: what it holds, and who may change it.
+//! The state word of a page: its fields, and the rules for changing it.
 //!
 //! Each page has one state word beside it: a generation and a count. The count is of entries that
 //! are not zero (or are about to be written): leaves, links, links retired. It rises from 0 only
@@ -30,9 +30,9 @@ const COUNT_BITS: u32 = 20;
 const PINNED: u64 = 1 << COUNT_BITS;
 /// A thread is clearing leaves of the page.
 const CLEARING: u64 = PINNED << 1;
-/// Where the generation begins. It has 42 bits: a thread would have to stay between two
-/// instructions for weeks, while others retire and reclaim the same page all the time, for it to
-/// take a later generation for its own.
+/// The shift of the generation. It has 42 bits: to mistake a later generation for its own, a thread
+/// would have to stay between two instructions for weeks, while others retire and reclaim the same
+/// page all the time.
 const GENERATION_SHIFT: u32 = COUNT_BITS + 2;
 
 impl PageState {

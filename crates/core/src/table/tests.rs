@@ -16,7 +16,7 @@ mod stress;
 const K4: u64 = 1 << 12;
 const M2: u64 = 1 << 21;
 const G1: u64 = 1 << 30;
-/// Where the hardware finds the table pages: not where the process does.
+/// The physical address of the table pages: not their address in the process.
 const TABLES: PhysAddr = PhysAddr::new(0x7_0000_0000);
 const RW: Access = Access::all();
 
@@ -289,7 +289,7 @@ fn a_retired_page_is_not_reused_before_it_is_reclaimed_except_at_home() {
     // Elsewhere: the one free page is used, and then none is free although one is retired.
     b.map(M2, 0, K4).unwrap();
     assert_eq!(b.map(2 * M2, 0, K4), Err(full(4)));
-    // At home: brought back, in the very page that a stale walk cache still holds.
+    // At its own place the page is linked again: the very page that a stale walk cache still holds.
     let entry = |i| b.entry(1, i);
     let gone = entry(0);
     assert_eq!(gone & 3, 0);
@@ -324,7 +324,7 @@ fn a_page_emptied_while_its_old_flush_is_pending_waits_for_another() {
 #[test]
 fn pages_of_another_table_are_returned() {
     let (a, b): (Bench, Bench) = (bench(8, 3), bench(8, 3));
-    // Both benches claim the same physical address; give one another.
+    // Both benches claim the same physical address; use another for one.
     let pages = TablePages::of_a_test(b.pages, PhysAddr::new(0x1000_0000)).unwrap();
     let other = Table::<VtdSecondStage>::new(pages, 3).unwrap();
     a.map(0, 0, K4).unwrap();

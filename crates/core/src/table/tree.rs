@@ -23,7 +23,7 @@ pub(super) struct Tree<F: Format> {
     pub(super) directory: Mutex<PageDirectory>,
     /// Whether pages wait to be added to the next `clear`.
     pending: AtomicBool,
-    /// Where more pages come from.
+    /// The source of more pages.
     pub(super) memory: Option<Box<dyn TableMemory>>,
     /// The largest leaf.
     pub(super) max_leaf: PageSize,
@@ -143,7 +143,7 @@ impl<F: Format> Tree<F> {
         self.reserve_locked(iova, target, left)
     }
 
-    /// Reserves the same with the lock, and links what is missing.
+    /// Reserves the same with the lock, and links missing pages.
     #[inline(never)]
     fn reserve_locked(&self, iova: u64, target: u8, left: u64) -> Result<Run<'_>, TableError> {
         let mut directory = self.directory.lock();
@@ -258,7 +258,7 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// Puts back what was collected and not flushed.
+    /// Puts back pages that were collected and not flushed.
     pub(super) fn put_back_pending(&self, retired: &mut List) {
         let mut directory = self.directory.lock();
         let mut pending = core::mem::take(&mut directory.pending);

@@ -1,4 +1,4 @@
-//! What a controller does with a command's memory, written from the specification alone.
+//! A controller's handling of a command's memory, written from the specification alone.
 
 use pinfold_core::addr::{Iova, Segment};
 

@@ -15,8 +15,7 @@ use proptest::prelude::*;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// What `cargo +nightly fuzz run gather` does for hours, with less cunning, where there is no
-    /// cargo-fuzz.
+    /// A shorter form of `cargo +nightly fuzz run gather`, for systems without cargo-fuzz.
     #[test]
     fn whatever_is_gathered_is_what_went_in(input in prop::collection::vec(any::<u8>(), 0..200)) {
         fuzzed::check(&input);

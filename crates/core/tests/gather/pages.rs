@@ -33,14 +33,14 @@ impl Pages {
         whole.part(offset, len).expect("inside the pages")
     }
 
-    /// What the controller reads there.
+    /// Returns what the controller reads there.
     pub(crate) fn read(&self, iova: u64) -> u64 {
         let offset =
             usize::try_from(iova.checked_sub(LISTS).expect("a list page")).expect("a list page");
         u64::from_le(self.part(offset, 8).read_u64(0).expect("a list page"))
     }
 
-    /// How many pages are out.
+    /// Returns the number of allocated pages.
     pub(crate) fn out(&self) -> usize {
         self.memory.len() * 8 / self.bytes - self.free.borrow().len()
     }

@@ -155,7 +155,7 @@ fn an_active_owner_returns_what_it_caches_when_another_is_refused() {
 #[test]
 fn what_a_pool_takes_is_bounded_by_the_units_of_its_chunks() {
     const UNIT: usize = 2 << 20;
-    /// What owners' caches and lists take, of few blocks.
+    /// The bytes of owners' caches and lists when they hold few blocks.
     const LISTS: usize = 16 << 10;
     for size in [16, 48, 64, 4096] {
         let heap = heap(64);

@@ -1,4 +1,4 @@
-//! How much an owner caches, and what the pool's front is called.
+//! The limit of an owner's cache, and the owner number of the pool's front.
 
 use super::heap;
 use crate::dma_pool::DmaPool;

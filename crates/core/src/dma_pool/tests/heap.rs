@@ -9,7 +9,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Where the span starts for the device.
+/// The start of the span as seen by the device.
 pub(in crate::dma_pool) const IOVA: u64 = 0x1_2340_0000_0000;
 
 pub(in crate::dma_pool) struct Heap {
@@ -18,7 +18,7 @@ pub(in crate::dma_pool) struct Heap {
     taken: Mutex<Vec<bool>>,
     /// The largest order that is not refused.
     pub(in crate::dma_pool) largest: AtomicUsize,
-    /// How many more acquisitions succeed.
+    /// The number of further acquisitions that succeed.
     pub(in crate::dma_pool) left: AtomicUsize,
     pub(in crate::dma_pool) acquired: AtomicUsize,
     pub(in crate::dma_pool) released: AtomicUsize,

@@ -1,4 +1,4 @@
-//! Where blocks lie.
+//! The placement of blocks.
 
 use super::heap::IOVA;
 use super::subject::{build, limited};

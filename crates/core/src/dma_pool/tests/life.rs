@@ -346,7 +346,7 @@ fn shrink_finds_the_free_chunks_among_mixed_numbers() {
         assert_eq!(stats.bytes, before.bytes - released);
         assert_eq!(heap.frames_taken() as u64 * 4096, stats.bytes);
         assert_eq!(pool.shrink(), 0);
-        // What stays is there once.
+        // Each remaining block is in the depot once.
         let again: std::collections::HashSet<_> =
             (0..stats.in_depot).map(|_| local.alloc_raw().unwrap()).collect();
         assert_eq!((again.len() as u64, pool.stats().blocks), (stats.in_depot, stats.blocks));

@@ -1,4 +1,4 @@
-//! How the tests build and end pools.
+//! Construction and destruction of pools for the tests.
 
 use super::heap::Heap;
 use crate::dma_pool::CreateError;

@@ -1,4 +1,4 @@
-//! The table pages that a table has retired, until the flush has completed that follows.
+//! Retired table pages, until the flush that follows has completed.
 
 use crate::invalidate::Ticket;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -26,11 +26,11 @@ struct Lists {
     /// Pages waiting for their ticket. No page is added, so that a steady stream of revocations
     /// cannot delay it.
     waiting: Pending,
-    /// How many threads are reclaiming pages that they took out of here.
+    /// The number of threads that are reclaiming pages from these lists.
     reclaiming: u32,
 }
 
-/// How far the reclaim of pages has come.
+/// The progress of a reclaim of pages.
 pub(super) struct Progress {
     /// Pages reclaimed so far.
     pub(super) reclaimed: u64,

@@ -1,4 +1,4 @@
-//! Which physical memory the memory of this process is: who says it, and what is kept of an answer.
+//! The translation of this process's memory to physical memory: its source, and a cache of answers.
 
 use super::super::error::BackendError;
 use crate::addr::{PhysAddr, PhysRange};
@@ -7,8 +7,8 @@ use crate::sync::{AtomicU64, Ordering, unique_number};
 
 /// Translates memory of this process to physical addresses.
 ///
-/// The addresses are believed: they become leaves of a table, and what is there is what a device
-/// reaches. So they are those of the memory asked for, and stay so while it is registered.
+/// The addresses are trusted: they become leaves of a table, and devices access the memory there.
+/// So they must be those of the requested memory, and remain so while it is registered.
 pub trait PhysTranslator: Send + Sync {
     /// Allows the memory to be given to devices.
     ///
@@ -27,7 +27,7 @@ pub trait PhysTranslator: Send + Sync {
     /// As for [`Backend::unregister_memory`](super::Backend::unregister_memory).
     fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError>;
 
-    /// Returns whether no device reaches memory that was unregistered, whatever the table contains: a
+    /// Returns whether no device reaches memory that was unregistered, regardless of the table: a
     /// model can refuse such an access, and hardware cannot. Without it, the default, the table
     /// backend refuses to unregister memory while its table maps any of it.
     fn overrules_table(&self) -> bool {
@@ -56,8 +56,8 @@ pub trait PhysTranslator: Send + Sync {
     }
 }
 
-/// What one [`PhysTranslator`] has registered at one time: no other translator, and no other time,
-/// has the same.
+/// One state of the registrations of one [`PhysTranslator`]. It is unique among translators and
+/// over time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Generation(u64);
 

@@ -91,8 +91,8 @@ fn loom_a_page_that_is_brought_back_is_not_reclaimed() {
     });
 }
 
-/// Whatever another owner submits meanwhile, a flush takes effect after the entries it covers have
-/// been cleared.
+/// A flush takes effect after the entries that it covers have been cleared, also while other owners
+/// submit.
 #[test]
 fn loom_a_flush_covers_cleared_entries_only() {
     explore(6, 3, |unit| {
@@ -149,7 +149,7 @@ fn loom_an_extent_is_found_as_a_whole_or_not_at_all() {
             assert!([1, 2].map(extent).contains(&found), "{found:?}");
         }
         writers.into_iter().for_each(|writer| writer.join().unwrap());
-        // Of two that write at the same time one may give up; what the other wrote is found.
+        // One of two concurrent writers may give up; the entry of the other is found.
         assert!(last.load(generation).is_some_and(|found| [1, 2].map(extent).contains(&found)));
         generations.advance();
         assert_eq!(last.load(generations.current()), None, "of another generation");

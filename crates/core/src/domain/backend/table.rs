@@ -21,10 +21,10 @@ use core::fmt;
 use core::iter::{empty, once};
 use core::task::Poll;
 
-/// How often a map is attempted while table pages are reclaimed: other owners may take them first
-/// each time.
+/// The number of attempts of a map while table pages are reclaimed: other owners may take them
+/// first each time.
 const MAP_ATTEMPTS: u32 = 64;
-/// How often a map that needs table pages polls for those that another thread is retiring.
+/// The number of polls of a map that needs table pages for those that another thread is retiring.
 const RETIRING_POLLS: u64 = 10_000;
 
 /// Retired pages whose flush is being requested. If the queue panics, they are flushed with the
@@ -42,11 +42,11 @@ impl<F: Format> CleanUp for Unflushed<'_, F> {
     }
 }
 
-/// What a table backend keeps for a window: the table page that translates it, which is pinned, so
-/// that mapping there needs no lookup and shares nothing with other owners; and the registered memory
-/// that was mapped there last.
+/// The state that a table backend keeps for a window: the table page that translates it, which is
+/// pinned, so that mapping there needs no lookup and shares nothing with other owners; and the
+/// registered memory that was last mapped there.
 ///
-/// Nobody else looks inside. Dropping it leaves the page pinned for good: the domain closes it.
+/// Opaque to the domain. Dropping it leaves the page pinned for good: the domain closes it.
 #[must_use = "the window stays prepared until the domain closes it"]
 pub struct WindowToken {
     pin: PinnedLeaf,
@@ -60,7 +60,7 @@ impl WindowToken {
         self.owner.unpin(self.pin);
     }
 
-    /// Has the processor load the table entry of `iova`, which is cleared soon.
+    /// Prefetches the table entry of `iova`, which is cleared soon.
     #[inline(always)]
     pub(in crate::domain) fn prefetch(&self, iova: Iova) {
         self.pin.prefetch(iova);
@@ -296,7 +296,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         self.queue().caches_not_present()
     }
 
-    /// Flushes what a device may have cached as not present, at any level.
+    /// Flushes entries that a device may have cached as not present, at any level.
     fn flush_not_present(&self, iova: IovaRange) -> Result<(), WaitError> {
         if !self.caches_not_present() {
             return Ok(());
@@ -381,8 +381,8 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
 }
 
 impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
-    /// Returns whether the table maps any of registered memory, or may do so: where there is no
-    /// memory to tell. O(runs of the memory × log, and what is mapped × log).
+    /// Returns whether the table maps any of registered memory, or may do so, if there is no memory
+    /// for the check. O(runs of the memory × log, and mapped runs × log).
     fn maps_any_of(&self, memory: DmaMemory) -> Result<bool, BackendError> {
         let (mut runs, mut done) = (Vec::<PhysRange>::new(), 0);
         while let Some(rest) = memory.len().checked_sub(done).filter(|rest| *rest > 0) {

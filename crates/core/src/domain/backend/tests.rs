@@ -38,14 +38,14 @@ struct Scattered {
     caches_not_present: bool,
     /// The flushed ranges, without the borders between blocks and between batches.
     batches: std::sync::Mutex<Vec<Flush>>,
-    /// How many polls a batch takes.
+    /// The number of polls until a batch completes.
     takes_polls: u64,
     polls: AtomicU64,
     /// Whether its limit counts no polls, as that of a queue with a clock.
     patient: bool,
     /// Whether it keeps no record of what was flushed.
     forgets: bool,
-    /// At how many more calls it panics, once; 0 for never.
+    /// The number of calls until it panics, once; 0 for never.
     panics_in: AtomicU64,
 }
 
@@ -457,8 +457,8 @@ fn stress_few_table_pages_are_reused_beside_a_walker() {
     });
 }
 
-/// Whatever is submitted by other owners meanwhile, a flush takes effect after the entries it
-/// covers have been cleared.
+/// A flush takes effect after the entries that it covers have been cleared, also while other owners
+/// submit.
 #[test]
 fn stress_a_flush_covers_cleared_entries_only() {
     let paged = walked(64);

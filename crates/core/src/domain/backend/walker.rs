@@ -16,19 +16,18 @@ pub(super) struct Walker {
     pages: &'static [TablePage],
     /// The window of 2 MiB and the page of level 1 that it was walked through.
     held: Mutex<Option<(u64, usize)>>,
-    /// How many entries flushes of leaves alone found still present in their ranges when they took
-    /// effect: always none.
+    /// The number of entries that leaf-only flushes found present in their ranges when they took
+    /// effect: always 0.
     pub(super) found_present: AtomicU64,
-    /// The same of flushes of any kind. (That of a table page may cover what has been mapped there
-    /// since.)
+    /// The same for flushes of any kind. (A flush of a table page may cover entries mapped since.)
     pub(super) found_present_by_any: AtomicU64,
     submitted: AtomicU64,
     generations: Generations,
 }
 
 impl Walker {
-    /// One that walks a table in `pages` pages, which are leaked (a table may outlive every test),
-    /// and the pages.
+    /// Creates one that walks a table in `pages` pages, which are leaked (a table may outlive every
+    /// test), and returns it with the pages.
     pub(super) fn new(pages: usize) -> (Self, TablePages) {
         let pages: &'static [TablePage] =
             Box::leak((0..pages).map(|_| TablePage::filled(0)).collect());
@@ -49,8 +48,8 @@ impl Walker {
         )
     }
 
-    /// Where the device gets to from `iova`, through the page that it holds if that is of the same
-    /// window.
+    /// Returns the physical address for a device's access to `iova`, through the page that it holds
+    /// if that is of the same window.
     pub(super) fn walk(&self, iova: u64) -> Option<u64> {
         let mut held = self.held.lock();
         let page = match *held {

@@ -76,9 +76,9 @@ struct Fragile {
     calls: AtomicUsize,
     at: AtomicUsize,
     always: bool,
-    /// Which calls panicked.
+    /// The calls that panicked.
     panicked: Mutex<Vec<&'static str>>,
-    /// Which calls a thread made that unwinds, where a second panic would end the process.
+    /// The calls made by an unwinding thread, where a second panic would end the process.
     while_unwinding: Mutex<Vec<&'static str>>,
 }
 

@@ -27,18 +27,18 @@ pub(super) struct Mock {
     pub(super) completes_at_wake: AtomicBool,
     /// The tasks that wait for a ticket: woken by [`complete`], and by nothing else.
     pub(super) wakers: Mutex<Vec<(Ticket, Waker)>>,
-    /// What is refused stays reachable for good.
+    /// A range whose unmap is refused stays reachable for good.
     pub(super) sticks_for_good: AtomicBool,
     /// Panics instead of registering a waker.
     pub(super) wake_panics: AtomicBool,
-    /// How many more checks panic.
+    /// The number of further checks that panic.
     pub(super) check_panics: AtomicU64,
-    /// Wakes at once, whatever has completed.
+    /// Wakes at once, regardless of completions.
     pub(super) wakes_at_once: AtomicBool,
     pub(super) wakes: AtomicU64,
-    /// How the last waker waits: 1 until the deadline, 2 until the flush completes.
+    /// The wait of the last waker: 1 until the deadline, 2 until the flush completes.
     pub(super) until: AtomicU64,
-    /// What has not completed is past its deadline.
+    /// Every incomplete flush is past its deadline.
     pub(super) overdue: AtomicBool,
     /// Ranges revoked.
     pub(super) ranges: AtomicU64,

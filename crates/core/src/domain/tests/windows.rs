@@ -170,7 +170,7 @@ fn addresses_are_in_order_and_a_window_is_recycled_as_a_whole() {
     );
 }
 
-/// Where the address space has no window left, single pages come from what the owner has, and from
+/// If the address space has no window left, single pages come from the owner's windows, and from
 /// the space.
 #[test]
 fn a_space_without_windows_still_serves_its_owners() {
@@ -492,7 +492,7 @@ fn the_alignment_of_large_leaves_is_no_condition() {
             Anyone.release(&large.space, got);
         }
     }
-    // What fits nowhere is refused at once.
+    // A request that fits nowhere is refused at once.
     let refused = start(large.space.alloc_up_to(&mut owner, GIB, || GIB, None));
     let Err(BackendError::Iova(IovaError::Exhausted { align: GIB, largest_free, .. })) = refused
     else {

@@ -375,7 +375,7 @@ impl Sets {
         })
     }
 
-    /// As `Inner::reserve`.
+    /// Like `Inner::reserve`.
     fn reserve(&self, slot: u32) {
         self.slots.publish(slot, Some(Self::REGION));
         assert!(self.hints.take(Self::REGION));

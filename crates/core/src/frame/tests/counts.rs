@@ -36,7 +36,7 @@ fn frees_into_a_magazine_and_allocs_from_it_are_counted_at_once() {
     }
 }
 
-/// Of an owner whose frames never leave its magazine.
+/// The owner's frames never leave its magazine.
 #[test]
 fn allocs_that_are_freed_again_are_counted_too() {
     let zone = Zone::new(1 << 15).unwrap();
@@ -70,8 +70,8 @@ fn runs_through_an_owner_are_counted_at_once() {
     }
 }
 
-/// What one owner has not added to the zone's counts yet must not be lost where another caller
-/// adds the opposite: a list is counted by its owner, and its drop by the zone.
+/// Counts that an owner has not yet added to the zone's must not be lost when another caller adds
+/// the opposite: a list is counted by its owner, and its drop by the zone.
 #[test]
 fn a_list_that_is_dropped_leaves_exact_counts_and_the_watermark() {
     for lists in [1, 5] {

@@ -1,5 +1,4 @@
-//! How many frames a magazine holds, for a new owner too, and frees that are far apart, which
-//! bypass it.
+//! The capacity of a magazine, also for a new owner, and scattered frees, which bypass it.
 
 use super::*;
 use crate::testing::Random;

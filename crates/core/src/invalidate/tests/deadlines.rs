@@ -16,7 +16,7 @@ fn timed_out_is_not_completed_and_a_ticket_that_was_not_issued_is_not_waited_for
     assert_eq!(inv.stats().timed_out, 1);
 }
 
-/// On a queue that is stuck, what many waiters wait for together is one limit, not one limit each.
+/// On a stuck queue, the waits of many waiters share one limit, instead of one each.
 #[test]
 fn a_check_ends_as_a_wait_would() {
     use core::task::Poll;

@@ -141,8 +141,8 @@ fn a_panic_after_the_submission_leaves_a_deadline() {
     assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { .. })));
 }
 
-/// Has aborted what was submitted, and panics when it has been restarted. The first flush after
-/// that completes.
+/// A queue that aborts what was submitted, and panics when it has been restarted. The first flush
+/// after that completes.
 #[derive(Default)]
 struct FragileRestart {
     aborted: AtomicU64,

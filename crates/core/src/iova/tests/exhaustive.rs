@@ -6,7 +6,7 @@ use crate::addr::Iova;
 
 const UNITS: u64 = 8;
 
-/// Where the units are: four before `border`, four after. A unit has `unit` granules.
+/// The position of the units: four before `border`, four after. A unit has `unit` granules.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     border: u64,

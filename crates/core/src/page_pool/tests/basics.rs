@@ -314,15 +314,15 @@ fn second_frees_do_not_count_as_pages() {
             // SAFETY: raw frees, and `pool` holds a reference.
             unsafe { page::recycle_remotely(pool.shared.as_ptr(), &[entry; 3]) };
         };
-        // Of a page that the consumer freed, and which is in the magazine.
+        // An entry of a page that the consumer freed, and which is in the magazine.
         let stale = entry(&pool, raws[0]);
         pool.free_raw(raws[0]).unwrap();
         put(&pool, stale);
         assert_eq!(pool.stats().in_use, 6, "ring of {ring}");
-        // Of the allocation before, while the page is held.
+        // An entry of the previous allocation, while the page is held.
         assert_eq!(pool.alloc_raw(), Ok(raws[0]));
         assert_eq!(pool.stats().in_use, 7);
-        // Of a page that another thread has freed: it is there once.
+        // A copy of the entry of a page that another thread has freed: it is in the ring once.
         let equal = entry(&pool, raws[1]);
         remote.free_raw(raws[1]).unwrap();
         put(&pool, equal);

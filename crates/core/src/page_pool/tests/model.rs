@@ -102,7 +102,7 @@ proptest! {
     }
 }
 
-/// How many pages are in the magazine, the ring, the spill list and the fresh rest of a chunk, and
+/// The number of pages in the magazine, the ring, the spill list and the fresh rest of a chunk, and
 /// the counters.
 struct Expected {
     magazine: u64,
@@ -113,7 +113,7 @@ struct Expected {
     order: u8,
     /// All pages.
     total: u64,
-    /// How many may be in use, and how often that was the reason of a failure.
+    /// The most pages in use, and the number of failures because of it.
     limit: u64,
     limited: u64,
     counts: Counts,

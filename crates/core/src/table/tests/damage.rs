@@ -59,7 +59,7 @@ fn pages_retired_from_a_table_are_not_those_of_a_later_one_in_the_same_memory() 
 }
 
 proptest! {
-    /// Whatever is written into its pages meanwhile.
+    /// No data written to its pages makes the table panic.
     #[test]
     fn no_damage_makes_a_table_panic(
         steps in prop::collection::vec((0u8..7, 0u64..8, 0usize..16, 0usize..16, any::<u64>()), 1..60),

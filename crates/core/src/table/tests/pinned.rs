@@ -79,7 +79,7 @@ fn a_clear_that_ends_in_a_pinned_page_clears_nothing() {
     b.is_pristine();
 }
 
-/// Of entries that are mapped, cleared, and never used, and of addresses before, behind and far
+/// For entries that are mapped, cleared, and never used, and for addresses before, behind and far
 /// from the window.
 #[test]
 fn a_prefetch_changes_nothing_whatever_the_address() {

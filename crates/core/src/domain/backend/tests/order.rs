@@ -83,7 +83,7 @@ fn what_a_refused_revocation_has_cleared_is_flushed() {
     }
 }
 
-/// What a failed map has mapped cannot be revoked: a device may reach it for good.
+/// If the rollback of a failed map is refused, a device may reach the memory for good.
 #[test]
 fn a_rollback_that_is_refused_leaves_the_memory_reachable() {
     let paged = paged(8, Scattered::default());

@@ -97,8 +97,8 @@ fn neighbours_in_two_windows_are_revoked_through_their_pins() {
     assert_eq!(domain.stats().quarantined, 0);
 }
 
-/// Of a mapping in its owner's window, of one beside others that are revoked, of one whose owner is
-/// gone, and of one in no window.
+/// The mapping is in its owner's window, beside others that are revoked, of an owner that is gone,
+/// or in no window.
 #[test]
 fn a_prefetch_of_a_mapping_changes_nothing() {
     let (unit, domain) = domain(16, Scattered::default());
