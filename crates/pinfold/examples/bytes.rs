@@ -32,7 +32,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let buffer = mapped.unmap()?;
     let written_at = buffer.memory().addr();
 
-    // From here on it is not written, so it can be shared.
+    // The buffer is not written from here on, so it can be shared.
     let bytes = freeze(buffer)?;
     let (first, second): (Bytes, Bytes) = (bytes.slice(..5), bytes.slice(6..12));
     drop(bytes);

@@ -12,7 +12,7 @@ use pinfold::{Arena, DmaPool, Domain};
 use std::collections::HashMap;
 use std::error::Error;
 
-/// As many descriptors as the device's ring has.
+/// The number of descriptors in the device's ring.
 const DESCRIPTORS: u64 = 256;
 const DESCRIPTOR_BYTES: usize = 64;
 /// The first word of each descriptor holds its number, as long as the driver runs.

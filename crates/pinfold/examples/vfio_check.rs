@@ -170,7 +170,7 @@ fn late(domain: &Domain) -> Outcome {
     )
 }
 
-/// Nothing is translated.
+/// Checks a device without translation.
 fn unprotected(device: &Device) -> Outcome {
     registers(device)?;
     let domain = device.domain();

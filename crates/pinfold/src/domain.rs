@@ -164,8 +164,8 @@ pub struct Domain {
 /// The side of a domain that its devices are attached to. Each backend implements it for a type of
 /// its own, and finds it again with [`Domain::device_side`].
 pub(crate) trait DeviceSide: Any + Send + Sync {
-    /// As [`IommuContext::lend_file`](crate::backend::context::IommuContext::lend_file), where the
-    /// kernel keeps the table.
+    /// Like [`IommuContext::lend_file`](crate::backend::context::IommuContext::lend_file), where
+    /// the kernel keeps the table.
     fn lend_file(&self, memory: DmaMemory, file: BorrowedFd<'_>) {
         let _ = (memory, file);
     }

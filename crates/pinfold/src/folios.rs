@@ -1,5 +1,5 @@
-//! What the pages of memory really are, and what follows: the charge, the borders of a ring's
-//! places, the leaves of a map, and physical addresses.
+//! The folios behind memory, and what depends on them: the charge, the borders of a ring's places,
+//! the leaves of a map, and physical addresses.
 //!
 //! A *folio* is what the kernel handles as one page: a hugepage of a pool (2 MiB, 1 GiB), a
 //! transparent hugepage, or a plain page of 4 KiB. A [`Survey`] lists the folios of memory by their
@@ -21,8 +21,8 @@
 //!
 //! # When the memory is unmapped
 //!
-//! What is pinned keeps its frames until it is unpinned: a device accesses these pages, and never
-//! what was mapped at the addresses since. The owner of memory keeps it mapped for as long as it is
+//! Pinned pages keep their frames until they are unpinned: a device accesses these pages, and never
+//! pages mapped at the addresses since. The owner of memory keeps it mapped for as long as it is
 //! registered, so nothing watches for an unmap.
 
 mod charge;

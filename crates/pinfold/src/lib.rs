@@ -90,7 +90,7 @@
 //! | revoked, quiesced | the entry is cleared and a flush requested; the flush has completed |
 //! | late, deferred | the flush is past its deadline and may still complete; the domain holds the memory until then |
 //! | quarantine | memory that a device may still reach: never reused, counted |
-//! | register, unregister | make memory known to a domain or a ring; the reverse |
+//! | register, unregister | declare memory to a domain or a ring; the reverse |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod adapters;

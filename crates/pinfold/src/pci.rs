@@ -1,4 +1,4 @@
-//! PCI devices: their addresses, who uses them, and which driver has them.
+//! PCI devices: their addresses, their users, and their drivers.
 //!
 //! A driver in user space needs its device bound to `vfio-pci`. [`Binder`] binds it there and back:
 //! only if nothing uses it (a mounted file system, swap, RAID, a program, a network interface that

@@ -3,7 +3,7 @@
 //!
 //! [`Requests`] is a state machine beside a driver. It owns the payloads of requests for as long as
 //! a device may reach them, and nothing else: it does not own the device, and knows neither
-//! commands nor their retries and deadlines. The driver tells it what has become of a request, and
+//! commands nor their retries and deadlines. The driver reports the progress of each request, and
 //! gets the payloads back when no device reaches them.
 //!
 //! ```text
@@ -44,44 +44,44 @@
 //!
 //! # The calls
 //!
-//! | the driver says | what happens |
+//! | call | effect |
 //! | --- | --- |
 //! | [`begin`](Requests::begin) | the payloads are mapped, all or none; the driver gets a [`Token`] and the [segments](Requests::segments) |
-//! | [`refused`](Requests::refused): it was never submitted (a lost one was) | access is revoked, and the call waits for the flush: the payloads are returned |
+//! | [`refused`](Requests::refused): never submitted (a lost one was) | access is revoked, and the call waits for the flush: the payloads are returned |
 //! | [`completed`](Requests::completed): the device no longer works on it | the next poll revokes access |
 //! | [`lost`](Requests::lost): given up, and the device may still work on it | the payloads are quarantined: mapped, at addresses that nothing else gets |
-//! | [`stopped`](Requests::stopped): the device is proven quiet | all that is at the device or lost is completed |
-//! | [`poll`](Requests::poll), [`wait`](Requests::wait) | what is completed is revoked; what is quiesced is returned; what is late or lost is said |
+//! | [`stopped`](Requests::stopped): the device is proven quiet | all requests at the device or lost are completed |
+//! | [`poll`](Requests::poll), [`wait`](Requests::wait) | completed requests are revoked; quiesced ones are returned; late and lost ones are reported |
 //!
-//! # What is decided here
+//! # Rules
 //!
 //! - **Retries and deadlines of commands** are the driver's. The loop knows flushes only.
-//! - **A token** is a slot and a generation, which tells the uses of a slot apart, and the number of
-//!   its loop. The token of a request that has ended is refused by every call, and so is another
-//!   loop's. A driver keeps what it needs of a request in a table by [`Token::slot`]; the numbers
+//! - **A token** is a slot and a generation, which tells the uses of a slot apart, and the number
+//!   of its loop. The token of a request that has ended is refused by every call, and so is another
+//!   loop's. A driver keeps its own record of a request in a table by [`Token::slot`]; the numbers
 //!   that it gives to its device never come here.
 //! - **`strict`** waits, in `poll`, until the flush has completed or [`Limits::flush`] has passed.
 //!   The request is then *late*: it is reported as [`End::Late`] once, and returned by a later poll
-//!   when its flush has completed. A late flush is not a lost request, under any policy: only a unit
-//!   that has failed, or a revocation that has, makes one [`End::Lost`], and its payloads are
+//!   when its flush has completed. A late flush is not a lost request, under any policy: only a
+//!   unit that has failed, or a revocation that has, makes one [`End::Lost`], and its payloads are
 //!   quarantined by the domain.
-//! - **`batch`** revokes with one flush what was completed before a poll, **`revoke`** with one for
-//!   each request; neither waits. What is held for its flush takes no place of the depth. A driver
-//!   of one request at a time therefore keeps its device busy with a second buffer: while the first
-//!   is held, the second is at the device.
+//! - **`batch`** revokes all requests completed before a poll with one flush, **`revoke`** each
+//!   with one of its own; neither waits. A request that is held for its flush does not count
+//!   towards the depth. A driver of one request at a time therefore keeps its device busy with a
+//!   second buffer: while the first is held, the second is at the device.
 //! - **Static** payloads, which stay mapped for their lifetime, are not mapped, and come back
 //!   without a flush. [`Policy::Static`] takes no others; the other policies take them beside
 //!   others.
 //! - **Directions** may be mixed, among requests and within one. A request has up to `N` payloads;
 //!   one without any goes the same way, for the commands of a device that move no data.
-//! - **A descriptor** ([`Requests::arm`]) becomes readable when a poll may find something, or when a
-//!   flush has become late, on every backend.
-//! - **Dropping the loop** quarantines and counts what is at the device or lost: nothing says that
-//!   the device has stopped. What was completed is revoked; the drop waits [`DROP_LIMIT`] for all
-//!   flushes together, and leaves the rest to the domain, which frees it when its flush has
-//!   completed. (With [`Domain::set_held_limit`] the revocation itself may wait for the deadline of
-//!   its flush.) While a thread unwinds it waits for nothing, and what was completed and not revoked
-//!   is quarantined too.
+//! - **A descriptor** ([`Requests::arm`]) becomes readable when a poll may find something, or when
+//!   a flush has become late, on every backend.
+//! - **Dropping the loop** quarantines and counts requests at the device and lost ones: nothing
+//!   proves that the device has stopped. Completed requests are revoked; the drop waits
+//!   [`DROP_LIMIT`] for all flushes together, and leaves the rest to the domain, which frees it
+//!   when its flush has completed. (With [`Domain::set_held_limit`] the revocation itself may wait
+//!   for the deadline of its flush.) While a thread unwinds it waits for nothing, and completed
+//!   requests that are not revoked are quarantined too.
 //! - **Memory** is allocated by [`Requests::new`], and by `arm` for its descriptor. `begin`, the
 //!   calls of the driver, `poll` and `wait` allocate nothing, if the caller's `Vec` has room, the
 //!   domain needs no further window or table page, and nothing fails.
@@ -114,13 +114,13 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-/// How long dropping a loop waits for the flushes of what it holds.
+/// The longest wait of a dropped loop for the flushes of requests that it holds.
 pub const DROP_LIMIT: Duration = Duration::from_millis(50);
 
 /// When access to the payloads of a request ends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Policy {
-    /// With its completion: a poll revokes what was completed by one flush, and waits for it.
+    /// With its completion: a poll revokes completed requests by one flush, and waits for it.
     Strict,
     /// With its completion: one flush for each request; a later poll returns it.
     Revoke,
@@ -135,10 +135,10 @@ pub enum Policy {
 /// The limits of a loop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// How many requests beyond the depth may be held for their flush, late or lost; `None`: as many
-    /// as the depth.
+    /// The number of requests beyond the depth that may be held for their flush, late or lost;
+    /// `None`: as many as the depth.
     pub held: Option<usize>,
-    /// How long a flush may take, from the revocation, before its request is late.
+    /// The time limit of a flush, from the revocation, before its request is late.
     pub flush: Duration,
 }
 
@@ -157,14 +157,14 @@ pub struct Ended<P, const N: usize> {
     pub token: Token,
     /// The payloads in their order, if it is quiesced; `None` after the last.
     pub payloads: [Option<P>; N],
-    /// How it ended.
+    /// The way it ended.
     pub end: End,
 }
 
-/// How a request ended for its payloads. Whether its command succeeded is the driver's to know.
+/// The end of a request for its payloads. Only the driver knows whether its command succeeded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum End {
-    /// No device reaches its payloads, but those that stay mapped for their lifetime: they are
+    /// No device reaches its payloads, except those that stay mapped for their lifetime: they are
     /// returned.
     Quiesced,
     /// Its flush has not completed within [`Limits::flush`]. The loop holds the payloads: a later
@@ -199,7 +199,7 @@ impl<P, const M: usize> fmt::Debug for BeginError<P, M> {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// As many requests as the depth are at the device.
+    /// The number of requests at the device has reached the depth.
     #[error("{depth} are at the device, the depth of the loop: end one first")]
     Depth {
         /// The depth.
@@ -211,7 +211,7 @@ pub enum Refusal {
          their flush: poll first, or reset the device and say that it has stopped"
     )]
     Slots {
-        /// How many slots there are.
+        /// The number of slots.
         slots: usize,
         /// Requests at the device.
         in_flight: usize,
@@ -256,13 +256,13 @@ pub enum NewError {
     Slots {
         /// The depth.
         depth: usize,
-        /// How many requests beyond it may be held.
+        /// The number of further requests that may be held.
         held: usize,
     },
     /// There is no memory for its slots.
     #[error("cannot allocate {slots} slots of a request loop: use a smaller depth")]
     NoMemory {
-        /// How many slots were asked for.
+        /// The number of requested slots.
         slots: usize,
     },
 }
@@ -277,11 +277,11 @@ pub struct Requests<P: Pinned, const N: usize> {
     depth: usize,
     flush_limit: Duration,
     slots: Slots<P, N>,
-    /// Until the next poll revokes them.
+    /// Requests that the next poll revokes.
     completed: VecDeque<Completed<P, N>>,
     /// Revoked, in the order of their flushes.
     held: VecDeque<Held<P, N>>,
-    /// How many of them were reported as late.
+    /// The number of those that were reported as late.
     late: usize,
     /// Empty between two calls: what one flush covers.
     revoked: Vec<Revoked<P>>,
@@ -440,7 +440,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         };
         if self.policy == Policy::Static && !mapping.is_fixed() {
             let revoked = self.domain.revoke(mapping);
-            // Where its flush is late, the domain holds it.
+            // If its flush is late, the domain holds it.
             let ended = self.domain.wait_for(revoked, WaitLimit::within(self.flush_limit));
             return Err((ended.ok(), Refusal::NotStatic { index }));
         }
@@ -463,7 +463,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         parts.drain().for_each(drop);
         self.slots.give_back(parts);
         let limit = WaitLimit::within(self.flush_limit);
-        // What is late is dropped: the domain holds it.
+        // Late mappings are dropped: the domain holds them.
         let mut ended = self.domain.wait_many_for(revoked, limit).map(Result::ok);
         let mut refused = Some(refused);
         let payloads = std::array::from_fn(|_| {
@@ -484,7 +484,8 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         }
     }
 
-    /// Takes the payloads of a request back from its driver, before that says how it ended.
+    /// Takes the payloads of a request back from its driver, before the driver reports how it
+    /// ended.
     ///
     /// # Errors
     /// `lent`, if it is another loop's, or its request has ended: dropping it quarantines the
@@ -501,8 +502,8 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         Ok(token)
     }
 
-    /// Says that a request was never submitted. Access is revoked, and the call waits for the flush,
-    /// whatever the policy. If that does not complete within [`Limits::flush`], the request is
+    /// Reports that a request was never submitted. Access is revoked, and the call waits for the
+    /// flush, under any policy. If that does not complete within [`Limits::flush`], the request is
     /// [late](End::Late), and a later poll returns it.
     ///
     /// # Errors

@@ -23,10 +23,9 @@
 //! a whole is one entry.
 //!
 //! # Lifetime of mapped memory
-//! Memory that a device can reach is never released. The domain records what is mapped;
-//! unregistering memory, which an arena does before it unmaps itself, unmaps what is left of it. A
-//! killed process leaves nothing behind: the kernel closes its descriptors, and frees the table
-//! with the last one.
+//! Memory that a device can reach is never released. The domain records its mappings; unregistering
+//! memory, which an arena does before it unmaps itself, unmaps the rest of them. A killed process
+//! leaves nothing behind: the kernel closes its descriptors, and frees the table with the last one.
 
 mod bar;
 mod device;

@@ -202,7 +202,7 @@ impl Inner {
         written.map_err(|error| self.failed("a write to config", &error))
     }
 
-    /// Has the kernel power the device and its registers, or no longer.
+    /// Powers the device and its registers on through the kernel, or ends that.
     fn enable(&self, on: bool) -> Result<(), DeviceError> {
         let word = if on { "1" } else { "0" };
         let written = std::fs::write(self.folder.join("enable"), word);

@@ -102,7 +102,7 @@ const BYTES: usize = 8192;
 /// Pages that are never freed.
 struct Pages {
     start: NonNull<u8>,
-    /// Where they stay mapped for their lifetime.
+    /// The address at which they stay mapped for their lifetime.
     fixed: Option<Iova>,
 }
 
@@ -142,7 +142,7 @@ const DEPTH: usize = 4;
 const ROUNDS: usize = 200;
 const ALL: [Policy; 4] = [Policy::Static, Policy::Strict, Policy::Revoke, Policy::Batch];
 
-/// How a driver uses its loop.
+/// The way a driver uses its loop.
 #[derive(Clone, Copy, Debug)]
 enum Driver {
     /// Keeps tokens.

@@ -1,6 +1,6 @@
-//! What a program leaves behind when it drops everything while flushes are in flight: memory,
-//! domains and threads end when the flushes complete, or are counted. A test binary of its own: it
-//! counts the threads and the held bytes of the whole process.
+//! Teardown while flushes are in flight: memory, domains and threads end when the flushes complete,
+//! or are counted. A test binary of its own: it counts the threads and the held bytes of the whole
+//! process.
 #![expect(clippy::unwrap_used, reason = "test code outside of test functions")]
 
 use pinfold::soft::SoftConfig;
@@ -97,7 +97,7 @@ fn what_is_dropped_in_flight_ends_when_its_flush_completes() {
         leave(how, SoftConfig { flush_cost, ..SoftConfig::default() });
     }
     until("buffers stay held", || pinfold::deferred_bytes() == deferred);
-    // That of an earlier test may have ended meanwhile.
+    // The timer of an earlier test may have ended meanwhile.
     until("the timers' threads stay", || timers() <= threads);
     until("arenas stay mapped", || arenas() <= before);
     assert_eq!(pinfold::quarantined_bytes(), quarantined);

@@ -40,8 +40,8 @@ use std::fmt;
 /// [`GuestMemory`](::vm_memory::GuestMemory).
 pub type GuestArena = GuestRegionCollection<GuestRegion>;
 
-/// A buffer as a region of a guest's memory. The region includes what the buffer's length was
-/// rounded up by.
+/// A buffer as a region of a guest's memory. The region includes the padding to the buffer's
+/// rounded length.
 #[derive(Debug)]
 pub struct GuestRegion {
     buffer: Buffer,

@@ -23,7 +23,7 @@ pub struct Limits {
     pub ranges: Option<Vec<(u64, u64)>>,
     /// One bit for each page size of the IOMMU.
     pub page_sizes: u64,
-    /// How many more mappings the kernel allows; `None` if it sets no limit.
+    /// The number of further mappings that the kernel allows; `None` if it sets no limit.
     pub entries_left: Option<u64>,
 }
 
@@ -100,7 +100,7 @@ pub(crate) trait IommuContext: Send + Sync {
     /// Returns the current limits.
     fn limits(&self) -> Result<Limits, Errno>;
 
-    /// As [`Properties::translates`](pinfold_core::domain::Properties::translates).
+    /// Like [`Properties::translates`](pinfold_core::domain::Properties::translates).
     fn translates(&self) -> bool {
         true
     }
@@ -110,8 +110,8 @@ pub(crate) trait IommuContext: Send + Sync {
         self.translates()
     }
 
-    /// Prepares memory that may be mapped from now on, where the kernel does not pin what is mapped.
-    /// No two such memories overlap.
+    /// Prepares memory that may be mapped from now on, if the kernel does not pin mapped memory. No
+    /// two such memories overlap.
     fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         let _ = memory;
         Ok(())
@@ -129,7 +129,7 @@ pub(crate) trait IommuContext: Send + Sync {
         let _ = (memory, file);
     }
 
-    /// As [`Backend::required_iova`](pinfold_core::domain::Backend::required_iova).
+    /// Like [`Backend::required_iova`](pinfold_core::domain::Backend::required_iova).
     fn required_iova(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
         let _ = memory;
         Ok(None)
@@ -149,11 +149,11 @@ pub enum IommuInterface {
     /// No IOMMU (Linux 4.5), where the kernel is configured to allow that.
     ///
     /// **Nothing is protected.** The device reaches all memory of the machine at its physical
-    /// address, whatever this program maps, and a revocation revokes nothing: this library cannot
-    /// promise anything about a faulty or hostile device. Therefore only
+    /// address, regardless of this program's mappings, and a revocation revokes nothing: this
+    /// library cannot promise anything about a faulty or hostile device. Therefore only
     /// [`Options::without_iommu`](crate::vfio::Options::without_iommu), which is `unsafe`, opens a
-    /// device this way. Arenas must be mapped as a whole, and be contiguous in physical memory, as a
-    /// hugepage is.
+    /// device this way. Arenas must be mapped as a whole, and be contiguous in physical memory, as
+    /// a hugepage is.
     NoIommu,
 }
 

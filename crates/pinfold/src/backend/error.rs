@@ -94,7 +94,7 @@ pub enum OpenError {
          `Options::without_iommu`"
     )]
     Unprotected(Bdf),
-    /// `NoIommu` was requested without taking responsibility for what the device may reach.
+    /// `NoIommu` was requested without taking responsibility for the device's accesses.
     #[error(
         "{0} without an IOMMU would reach all memory: only the unsafe `Options::without_iommu` allows it"
     )]
@@ -126,7 +126,7 @@ pub enum OpenError {
     /// The address space could not be set up.
     #[error(transparent)]
     Domain(#[from] BackendError),
-    /// Behind a unit of the program: a driver of the kernel has the device.
+    /// The device, behind a unit that the program drives, is bound to a kernel driver.
     #[cfg(feature = "vtd")]
     #[error(
         "{bdf} is bound to the kernel driver {driver}, which would go on using it: \
@@ -158,7 +158,7 @@ pub enum OpenError {
     #[cfg(feature = "vtd")]
     #[error("no VT-d unit of the ACPI table DMAR has {0}")]
     NoUnit(Bdf),
-    /// The firmware goes on using the device.
+    /// The firmware continues to use the device.
     #[cfg(feature = "vtd")]
     #[error(
         "firmware has {bdf} access {} bytes at {start:#x} by physical address (ACPI table DMAR, RMRR), which a domain \
@@ -227,7 +227,7 @@ pub enum OpenError {
     Device(#[from] DeviceError),
 }
 
-/// What a kernel that leaves the VT-d units alone is booted with.
+/// Boot options with which the kernel leaves the VT-d units alone.
 #[cfg(feature = "vtd")]
 const BOOT_OPTIONS: &str = "intel_iommu=off intremap=off iomem=relaxed";
 
@@ -305,7 +305,7 @@ pub enum DeviceError {
     Outside {
         /// The region.
         index: u32,
-        /// In bytes from its start.
+        /// The offset in bytes from its start.
         offset: u64,
         /// The length of the access.
         len: usize,

@@ -39,7 +39,7 @@ pub(crate) struct Fake {
     pub(crate) bytes: Option<u64>,
     /// The addresses of registered memory.
     pub(crate) registered: Mutex<Vec<usize>>,
-    /// How many entries there were at each end of a registration.
+    /// The number of entries after each registration ended.
     pub(crate) left: Mutex<Vec<usize>>,
     /// Registered memory cannot be pinned.
     pub(crate) pins_nothing: Mutex<bool>,

@@ -153,7 +153,7 @@ impl IommuContext for Iommufd {
         }
     }
 
-    /// Whatever was there has no file of this memory.
+    /// Forgets the files of earlier memory at these addresses.
     fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         let end = memory.addr().saturating_add(memory.len());
         let beside = |start: usize, len: usize| start >= end || start + len <= memory.addr();

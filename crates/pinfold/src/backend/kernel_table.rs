@@ -132,8 +132,8 @@ impl KernelTable {
     }
 }
 
-/// Refuses early what the kernel would refuse only after pinning many pages: this table alone has
-/// pinned, and is about to pin, more than the limit. Two system calls of a fraction of a
+/// Refuses early a map that the kernel would refuse only after pinning many pages: this table alone
+/// has pinned, and is about to pin, more than the limit. Two system calls of a fraction of a
 /// microsecond.
 fn check_memlock(pinned: u64, asked: u64) -> Result<(), BackendError> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
@@ -202,7 +202,7 @@ impl Backend for KernelTable {
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
         let mut ranges = self.lock();
-        // Of the entries that begin before the end of `memory`, the last one reaches furthest.
+        // The last of the entries that begin before the end of `memory` reaches furthest.
         let before = ranges.registered.range(..addr.saturating_add(len)).next_back();
         if before.is_some_and(|(start, len)| start.saturating_add(*len) > addr) {
             return Err(BackendError::AlreadyRegistered { addr, len });
@@ -215,10 +215,11 @@ impl Backend for KernelTable {
         })
     }
 
-    /// Unmaps what is still mapped of the memory (a leaked mapping).
+    /// Unmaps the remaining mappings of the memory (a leaked mapping).
     ///
     /// If the kernel refuses even that, the device keeps pages that the kernel has pinned until the
-    /// device is closed. What the process maps at these addresses afterwards it does not reach.
+    /// device is closed. It does not reach memory that the process maps at these addresses
+    /// afterwards.
     fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
         let mut ranges = self.lock();
@@ -237,7 +238,7 @@ impl Backend for KernelTable {
                 self.lock().forget(range);
             }
         }
-        // Where something is still mapped, what was pinned for it stays pinned.
+        // While something is still mapped, its pinned memory stays pinned.
         unmapped.and_then(|()| self.context.unregister_memory(memory))
     }
 

@@ -40,8 +40,8 @@ impl PinnedMemory {
         Ok(())
     }
 
-    /// Returns the addresses at which the device reaches the memory, a part of what is registered,
-    /// if it is contiguous. Logarithmic in what is registered, and constant in the length.
+    /// Returns the addresses at which the device reaches the memory, a part of a registration, if
+    /// it is contiguous. Logarithmic in the registrations, and constant in the length.
     pub(crate) fn place(&self, memory: DmaMemory) -> Result<IovaRange, BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
         let registered = self.lock();

@@ -24,7 +24,7 @@ pub(crate) const DEFAULT_ENTRIES: u64 = 65_535;
 #[derive(Debug)]
 pub(crate) struct Type1(Arc<Shared>);
 
-/// What its devices have, too.
+/// The state that a container shares with its devices.
 #[derive(Debug)]
 struct Shared {
     container: Container,
@@ -32,16 +32,16 @@ struct Shared {
     table: Mutex<Mapped>,
 }
 
-/// What is mapped.
+/// The mappings of a container.
 #[derive(Debug)]
 enum Mapped {
-    /// The container has no group, and so no table: this is what its first device finds.
+    /// The container has no group, and so no table: the first device gets these mappings.
     Early(BTreeMap<u64, Early>),
-    /// The kernel keeps the table. So many bytes are mapped there, or about to be.
+    /// The kernel keeps the table: the bytes mapped there, or about to be.
     InKernel(u64),
 }
 
-/// A mapping that the first device finds.
+/// A mapping for the first device.
 #[derive(Debug)]
 struct Early {
     iova: IovaRange,
@@ -66,7 +66,7 @@ impl Shared {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Maps what was mapped before the container had a table, and returns how many bytes that is.
+    /// Maps the memory that was mapped before the container had a table, and returns its bytes.
     fn map_early(&self, early: &BTreeMap<u64, Early>) -> Result<u64, Errno> {
         let mut mapped = 0;
         for Early { iova, addr, access } in early.values() {
@@ -89,7 +89,8 @@ impl Shared {
         self.close_groups(&mut table, Container::close_unused);
     }
 
-    /// Closes groups by `close`, which is told whether it may close all, and returns whether it has.
+    /// Closes groups by `close`, whose argument is whether it may close all, and whose result is
+    /// whether it has.
     fn close_groups(&self, table: &mut Mapped, close: impl FnOnce(&Container, bool) -> bool) {
         // With the last group the kernel unmaps everything: where something is mapped it stays open.
         let is_empty = matches!(table, Mapped::InKernel(0));
@@ -133,7 +134,7 @@ impl IommuContext for Type1 {
                 Ok(mapped) => *table = Mapped::InKernel(mapped),
                 Err(errno) => {
                     drop(fd);
-                    // Nothing but what was mapped just now is unmapped by that.
+                    // That unmaps nothing but the maps made just now.
                     shared.container.device_left(group, true);
                     let path = roots.dev.join("vfio/vfio");
                     return Err(OpenError::of_call("VFIO_IOMMU_MAP_DMA", &path, errno));
@@ -197,8 +198,8 @@ pub(super) struct Container {
 struct Group {
     number: u32,
     fd: OwnedFd,
-    /// How many open devices it has here. A group without one stays open only as the last one, which
-    /// keeps the container's table.
+    /// The number of its open devices in this container. A group without devices stays open only as
+    /// the last one, which keeps the container's table.
     devices: u32,
 }
 
@@ -266,7 +267,7 @@ impl Container {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a device of a group has been closed, and closes groups as
+    /// Records that a device of a group has been closed, and closes groups as
     /// [`close_unused`](Self::close_unused) does.
     pub(super) fn device_left(&self, number: u32, all: bool) -> bool {
         let mut groups = self.groups();
@@ -303,7 +304,7 @@ fn add_group(groups: &mut Vec<Group>, group: Group) {
     close_unused(groups, false);
 }
 
-/// As [`Container::close_unused`].
+/// Like [`Container::close_unused`].
 fn close_unused(groups: &mut Vec<Group>, all: bool) -> bool {
     let in_use = groups.iter().any(|group| group.devices > 0);
     if in_use || all {
@@ -328,7 +329,7 @@ mod tests {
         IovaRange::new(Iova::new(page * 4096), pages * 4096).unwrap()
     }
 
-    /// A container with groups of so many devices each. It answers no call of VFIO.
+    /// A container with groups of `groups` devices each. It answers no call of VFIO.
     fn type1(groups: &[u32]) -> Type1 {
         let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let group = |(number, &devices)| Group { number, fd: null(), devices };
@@ -340,7 +341,7 @@ mod tests {
         type1.0.container.groups().iter().map(|group| group.number).collect()
     }
 
-    /// What the drop of a device does.
+    /// Does what dropping a device does.
     fn device_left(type1: &Type1, group: u32) {
         let mut table = type1.0.table();
         type1.0.close_groups(&mut table, |container, all| container.device_left(group, all));
@@ -382,7 +383,7 @@ mod tests {
         device_left(&type1, 2);
         assert_eq!(numbers(&type1), [2]);
         assert!(matches!(*type1.0.table(), Mapped::InKernel(4096)));
-        // It follows what is mapped.
+        // It follows the mapped bytes.
         type1.0.count_unmapped(4095);
         assert_eq!(numbers(&type1), [2]);
         type1.0.count_unmapped(1);
@@ -406,7 +407,7 @@ mod tests {
     fn the_last_group_is_closed_where_nothing_is_mapped() {
         let type1 = type1(&[1]);
         *type1.0.table() = Mapped::InKernel(0);
-        // A device is open: what was mapped last does not matter.
+        // A device is open: the last mapping does not matter.
         type1.0.count_unmapped(0);
         assert_eq!(numbers(&type1), [0]);
         assert!(matches!(*type1.0.table(), Mapped::InKernel(0)));

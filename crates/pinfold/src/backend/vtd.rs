@@ -1,6 +1,6 @@
-//! What a VT-d unit needs of Linux: registers through `/dev/mem`, memory for its tables that does
-//! not move, the physical addresses of payloads, and stores written back for a walker that does not
-//! snoop.
+//! The parts of a VT-d backend that depend on Linux: registers through `/dev/mem`, unmovable memory
+//! for its tables, the physical addresses of payloads, and write-back of stores for a page walk
+//! that does not snoop.
 
 mod pauses;
 
@@ -148,7 +148,7 @@ impl Chunk {
         let whole = folios.table().locate(0).ok().filter(|segment| segment.len == CHUNK as u64);
         let phys = whole.ok_or(ChunkError::Pieces)?.iova.raw();
         let first = region.memory().as_ptr().cast::<TablePage>().as_ptr();
-        // Both stay, mapped and pinned.
+        // Both are leaked: they stay mapped and pinned.
         std::mem::forget((region, folios));
         // SAFETY: a mapping of this length, zeroed, aligned to its size, that is never unmapped;
         // nothing but the slice refers to it, and every value is an entry.

@@ -1,4 +1,4 @@
-//! What the kernel charges to `RLIMIT_MEMLOCK` for memory.
+//! The kernel's charge of memory to `RLIMIT_MEMLOCK`.
 
 use super::survey::{FrameRun, MemoryError, Piece, Survey};
 use crate::sys::pages::Pagemap;
@@ -8,8 +8,8 @@ use std::fmt;
 /// The bytes that count against `RLIMIT_MEMLOCK` when memory is registered, by the consumer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Forecast {
-    /// In the table of a ring: plain pages for each place that touches them, larger folios whole,
-    /// once per table.
+    /// The charge for a ring's table: plain pages for each place that touches them, larger folios
+    /// whole, once per table.
     pub ring: u64,
     /// Mapped behind VFIO or iommufd: its own pages of 4 KiB, for each mapping again.
     pub mapping: u64,
@@ -23,9 +23,9 @@ impl fmt::Display for Forecast {
 }
 
 impl Survey {
-    /// Returns what the kernel charges for the memory. Exact when its pages are resident; where
-    /// those of a file are shared and their frames hidden from this process, folios of several
-    /// plain pages are taken for plain pages.
+    /// Returns the kernel's charge for the memory. Exact when its pages are resident; if those of a
+    /// file are shared and their frames hidden from this process, folios of several plain pages
+    /// count as plain pages.
     ///
     /// O(hugepages), and O(pages of 4 KiB) for plain pages if their frames are visible to the
     /// process.
@@ -37,7 +37,7 @@ impl Survey {
     }
 }
 
-/// Returns what the kernel charges for a table with these places, as [`Forecast::ring`].
+/// Returns the kernel's charge for a table with these places, as [`Forecast::ring`].
 ///
 /// # Errors
 /// [`MemoryError`] if some of the memory cannot be examined.

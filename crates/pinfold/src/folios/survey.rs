@@ -56,7 +56,7 @@ pub enum Backing {
     Plain,
 }
 
-/// How the facts of a survey were obtained.
+/// The sources of a survey's facts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Means {
     /// Whether mappings were queried (`PROCMAP_QUERY`, Linux 6.11); otherwise `/proc/self/smaps`
@@ -195,7 +195,7 @@ impl Survey {
         };
         let mut from = at;
         for (start, stop) in found {
-            // Only what is on whole hugepages.
+            // The part on whole hugepages only.
             let (start, stop) =
                 (start.next_multiple_of(huge).max(from), (stop & !(huge - 1)).min(end));
             if start < stop {
@@ -245,7 +245,7 @@ impl Survey {
         self.span_of_pages(rustix::param::page_size() as u64)
     }
 
-    /// As [`page_span`](Self::page_span), where a page has `page` bytes.
+    /// Like [`page_span`](Self::page_span), where a page has `page` bytes.
     fn span_of_pages(&self, page: u64) -> u64 {
         let end = self.addr as u64 + self.len;
         end.next_multiple_of(page) - (self.addr as u64 & !(page - 1))
@@ -304,11 +304,11 @@ impl Survey {
 /// The most that one place of a ring's table holds: the kernel's own limit.
 pub(crate) const PLACE: usize = 1 << 30;
 
-/// Cuts memory into parts of at most 1 GiB, one for each place of a ring's table, none of which ends
-/// within a page: a transfer within a page then never crosses two places, and no page is pinned
-/// twice. Where the size of the pages is unknown they are taken for small ones.
+/// Cuts memory into parts of at most 1 GiB, one for each place of a ring's table, none of which
+/// ends within a page: a transfer within a page then never crosses two places, and no page is
+/// pinned twice. Pages of unknown size count as small ones.
 pub(crate) fn places(addr: usize, len: usize) -> Vec<(usize, usize)> {
-    // Most memory fits one place, whatever its pages are.
+    // Most memory fits one place, for any page size.
     let survey = (len > PLACE).then(|| Survey::new(addr, len as u64).ok()).flatten();
     cut(addr, len, |at| survey.as_ref().map_or(PageSize::Size4K, |survey| survey.page_at(at)))
 }

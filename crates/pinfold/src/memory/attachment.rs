@@ -1,5 +1,5 @@
-//! Memory in the domains that it is mapped into, the policy by which it is mapped, and its count
-//! when it can never be returned; the range of it that a ring registers.
+//! Memory in the domains that it is mapped into, its mapping policy, and its count when it can
+//! never be returned; the range of it that a ring registers.
 
 #[cfg(test)]
 pub(in crate::memory) mod fake;
@@ -35,7 +35,7 @@ pub(super) trait DomainOps: Send + Sync {
     /// Until `unmap` has returned `Ok`, or `unregister_memory` has returned, it stays valid and no
     /// reference into it is made.
     unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError>;
-    /// As `map_static`, in a reserved range.
+    /// Like `map_static`, in a reserved range.
     ///
     /// # Safety
     /// As for `map_static`.
@@ -331,7 +331,7 @@ unsafe fn map_whole(
 ) -> Result<StaticMapping, BackendError> {
     let reserved = folios::leaf(memory).and_then(|leaf| {
         let (before, len) = (memory.addr() as u64 & leaf.mask(), memory.len() as u64);
-        // Where no such addresses are free, smaller leaves do: they are only slower.
+        // If no such addresses are free, smaller leaves suffice: they are only slower.
         let reservation = domain.reserve(before + len, leaf.bytes()).ok()?;
         Some((reservation.range().part(before, len)?, reservation))
     });
@@ -350,7 +350,7 @@ unsafe fn map_whole(
 fn reserve(domain: &dyn DomainOps, memory: DmaMemory) -> Result<Reservation, BackendError> {
     let (len, huge) = (memory.len() as u64, PageSize::Size1G.bytes());
     let aligned_to = |size: PageSize| match domain.reserve(len, size.bytes()) {
-        // Where no range is long enough, no alignment helps.
+        // If no range is long enough, no alignment helps.
         Err(BackendError::Iova(IovaError::Exhausted { largest_free, .. }))
             if largest_free >= len =>
         {
@@ -427,7 +427,7 @@ pub enum MappingPolicy {
     /// All of it, for its lifetime: mapped once, without table work afterwards. A device may write
     /// any byte at any time, so buffers lend no slices.
     Whole,
-    /// Only what is in use: a pool's chunks while the pool has them, a buffer while it is mapped.
+    /// Only memory in use: a pool's chunks while the pool has them, a buffer while it is mapped.
     #[default]
     PerUse,
 }

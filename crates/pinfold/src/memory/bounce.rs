@@ -121,8 +121,8 @@ impl<D: Direction> BouncePool<D> {
     pub const MAX_BYTES: usize = CLASSES[CLASSES.len() - 1];
 
     /// Creates a pool of pages of `arena`, for the devices of its domain. Takes no page yet, and
-    /// returns none before the last clone and the last payload are dropped: it can come to have all
-    /// of the arena.
+    /// returns none before the last clone and the last payload are dropped: it may consume the
+    /// whole arena.
     ///
     /// # Errors
     /// [`CreateError`] if the arena is too large or too little aligned for a pool.
@@ -176,7 +176,7 @@ impl<D: Direction> BouncePool<D> {
 }
 
 impl<D: Direction> BounceLocal<D> {
-    /// As [`BouncePool::alloc`].
+    /// Like [`BouncePool::alloc`].
     ///
     /// # Errors
     /// [`BounceError`].
@@ -187,7 +187,7 @@ impl<D: Direction> BounceLocal<D> {
         Ok(Bounced { block: Some(block), len, domain, direction: PhantomData })
     }
 
-    /// As [`BouncePool::copy_of`].
+    /// Like [`BouncePool::copy_of`].
     ///
     /// # Errors
     /// [`BounceError`].
@@ -295,8 +295,8 @@ unsafe impl<D: Direction> Payload<D> for Bounced<D> {
 
 impl<D: Direction> Drop for Bounced<D> {
     fn drop(&mut self) {
-        // Not after `BounceLocal::free`, which has zeroed it: a fill of no bytes at an address that
-        // is not mapped takes a hundred nanoseconds where `memset` is a masked store.
+        // Skipped after `BounceLocal::free`, which has zeroed it: a fill of no bytes at an address
+        // that is not mapped takes a hundred nanoseconds where `memset` is a masked store.
         if self.block.is_some() {
             self.zero();
         }
@@ -312,7 +312,7 @@ impl<D: Direction> fmt::Debug for Bounced<D> {
     }
 }
 
-/// How much memory the classes of a pool may have together.
+/// The memory that the classes of a pool may have together.
 struct Room {
     left: AtomicU64,
     limit: u64,

@@ -30,7 +30,7 @@ impl Buffer {
         Self { arena, run, memory }
     }
 
-    /// Takes the buffer apart without freeing the run.
+    /// Splits the buffer into its parts without freeing the run.
     pub(crate) fn into_parts(self) -> (ArenaMemory, Run) {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither used afterwards nor dropped, so the handle is moved out of it
@@ -38,7 +38,7 @@ impl Buffer {
         (unsafe { std::ptr::read(&this.arena) }, this.run)
     }
 
-    /// Gives up the value and returns its memory, which stays allocated until
+    /// Consumes the value and returns its memory, which stays allocated until
     /// [`from_raw`](Self::from_raw): for a caller that keeps only addresses, as a C interface does.
     pub fn into_raw(self) -> NonNull<[u8]> {
         let this = ManuallyDrop::new(self);

@@ -1,17 +1,17 @@
-//! [`Claim`]: a table of the process that says who uses which bytes, whichever domain asks.
+//! [`Claim`]: a process-wide table of the users of memory, across all domains.
 //!
-//! A device reaches memory until its mapping has ended in its own domain. If two owners had the same
-//! bytes, in domains that know nothing of each other, the first could free them while the second's
-//! device still reaches them. So each arena and each [`OwnedMemory`](super::OwnedMemory) claims its
-//! bytes here before it exists, until the memory is really given back: quarantined memory stays
-//! claimed. Memory that is shared between domains has one owner, which is mapped into each.
+//! A device reaches memory until its mapping has ended in its own domain. If two owners had the
+//! same bytes, in unrelated domains, the first could free them while the second's device still
+//! reaches them. So each arena and each [`OwnedMemory`](super::OwnedMemory) claims its bytes here
+//! before it exists, until the memory is returned: quarantined memory stays claimed. Memory that is
+//! shared between domains has one owner, which is mapped into each.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What bytes are claimed for.
+/// The purpose of claimed bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ClaimedFor {
     /// An arena.
@@ -112,8 +112,8 @@ impl Claim {
     }
 
     /// Claims the memory that a pool of the program cuts into blocks: `len` bytes at `addr`, at
-    /// least 1. Returns what it lies in, if that is claimed as well: the caller keeps it from ending
-    /// meanwhile.
+    /// least 1. Returns the claim that contains it, if there is one: the caller keeps that from
+    /// ending meanwhile.
     ///
     /// # Errors
     /// [`InUse`]: it overlaps with another pool's, or with memory that it does not lie in.
@@ -154,7 +154,7 @@ fn overlapping<'m, E>(
     range: &Range<usize>,
     end: impl Fn(&E) -> usize,
 ) -> Option<(usize, &'m E)> {
-    // No two overlap: the last one that begins before the end reaches furthest.
+    // No two overlap, so the last one that begins before the end reaches furthest.
     let (&start, entry) = map.range(..range.end).next_back()?;
     (end(entry) > range.start).then_some((start, entry))
 }

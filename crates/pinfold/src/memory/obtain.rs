@@ -121,7 +121,7 @@ fn of_caller(request: &Request, base: NonNull<u8>, len: usize) -> Result<Obtaine
     // is gone; the alignment was just checked.
     let held = Held { claim, region: unsafe { Region::lent(base, len) } };
     bind(&held, request.node)?;
-    // On its node. What has no page later would raise a signal.
+    // Populated on its node: a page that is missing later would raise a signal.
     trial::populate(start, len)?;
     held.keep_from_children().map_err(BuildError::Fork)?;
     let source = Source::Caller;
@@ -279,7 +279,7 @@ fn populate(region: &Region, node: Option<u32>) -> Result<(), Errno> {
 }
 
 /// Finds the limit that refused `len` bytes on pages of this size, of a node if one is named, by
-/// comparing each with what is used now. Otherwise it is the kernel's error.
+/// comparing each with its current use. Otherwise it is the kernel's error.
 fn explain(
     call: &'static str,
     errno: Errno,

@@ -203,8 +203,9 @@ impl OwnedMemory {
     }
 
     /// Takes whole pages that the program, in another language, keeps and uses as well, and that
-    /// other values of this function may have, as the same range: one for each domain that they are
-    /// registered with. They are one owner's, and given back when the last of the values has ended.
+    /// other values of this function may share, as the same range: one for each domain that they
+    /// are registered with. They have one owner, and are returned when the last of the values has
+    /// ended.
     ///
     /// # Errors
     /// [`OwnedMemoryError`] if they are not whole pages, or in use by another owner.
@@ -232,7 +233,7 @@ impl OwnedMemory {
     /// is to be transferred.
     ///
     /// # Safety
-    /// As for [`new`](Self::new), of the pages; what is not in `exact` others may access as with
+    /// As for [`new`](Self::new), of the pages; others may access bytes outside `exact`, as with
     /// `DmaMemory`.
     unsafe fn of_pages<K: Send + 'static>(
         base: NonNull<u8>,
@@ -291,8 +292,8 @@ impl OwnedMemory {
         self.0.memory.into()
     }
 
-    /// Examines the pages of the memory: their sizes, and what a registration with a ring or a domain
-    /// is charged. The pages that are there now: others may become large ones until they are pinned.
+    /// Examines the pages of the memory: their sizes, and the charge of a registration with a ring
+    /// or a domain. Covers the resident pages: others may become large ones until they are pinned.
     ///
     /// # Errors
     /// [`MemoryError`], mostly without `/proc`.
@@ -444,7 +445,7 @@ pub enum CutError {
         len: usize,
         /// The offset of the first byte that may be transferred.
         first: usize,
-        /// How many bytes may be transferred.
+        /// The number of bytes that may be transferred.
         bytes: usize,
     },
 }
@@ -631,7 +632,7 @@ impl OwnedMemory {
         if !whole || bytes.is_empty() || bytes.end > len {
             return Err(OwnedMemoryError { addr, len, bytes, in_use: None, owner });
         }
-        // Of a page that is shared, the bytes only.
+        // Of a shared page, only the bytes are claimed.
         let claim = match Claim::memory(addr + bytes.start..addr + bytes.end, ClaimedFor::Owned) {
             Ok(claim) => claim,
             Err(in_use) => return Err(OwnedMemoryError::in_use(in_use, owner)),

@@ -1,4 +1,4 @@
-//! Where an arena's memory comes from, and why a source is unavailable.
+//! The source of an arena's memory, and why a source is unavailable.
 
 use crate::sys::Errno;
 use crate::sys::control_group::GroupLimit;
@@ -8,7 +8,7 @@ use pinfold_core::addr::PageSize;
 use std::fmt;
 use std::str::FromStr;
 
-/// Where an arena's memory comes from.
+/// The source of an arena's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Source {
@@ -24,9 +24,9 @@ pub enum Source {
     /// 4 KiB pages with a file descriptor, to be shared with another process
     /// ([`ArenaMemory::memfd`](crate::arena::ArenaMemory::memfd)).
     Memfd,
-    /// As `Memfd`, on 2 MiB pages of the hugetlb pool.
+    /// Like `Memfd`, on 2 MiB pages of the hugetlb pool.
     Memfd2M,
-    /// As `Memfd`, on 1 GiB pages of the hugetlb pool.
+    /// Like `Memfd`, on 1 GiB pages of the hugetlb pool.
     Memfd1G,
     /// Memory that the caller owns ([`ArenaBuilder::caller`](crate::arena::ArenaBuilder::caller));
     /// never tried by default.
@@ -204,7 +204,7 @@ pub enum UnavailableReason {
         /// The requested size in bytes, after rounding.
         requested: u64,
     },
-    /// A limit on what the process maps is too small.
+    /// A limit on the process's mappings is too small.
     #[error("{}: {requested} bytes requested, {} of {} left", .limit.setting, .limit.left, .limit.limit)]
     MapLimit {
         /// The requested size in bytes, after rounding.
@@ -238,8 +238,8 @@ pub enum Residency {
     Hugetlb,
     /// They are locked (`mlock2`, each when it is first touched).
     Locked,
-    /// Each mapping pins what it maps (`vfio`, `iommufd`): all of an arena that is mapped whole,
-    /// else what is mapped.
+    /// Each mapping pins its memory (`vfio`, `iommufd`): all of an arena that is mapped whole, else
+    /// the mapped parts.
     ByMapping,
     /// Nothing: they could not be locked, and the kernel may swap them out. That is harmless behind
     /// the software IOMMU, and where mappings pin.

@@ -65,8 +65,8 @@ impl fmt::Display for DriverChange {
 #[derive(Debug)]
 pub struct Binder<W = Sysfs> {
     roots: Roots,
-    /// Where the previous driver is recorded: a directory that does not survive a reboot, as the
-    /// binding does not.
+    /// The directory that records the previous driver: it does not survive a reboot, as the binding
+    /// does not.
     records: PathBuf,
     sysfs: W,
 }

@@ -14,8 +14,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often, and how long apart, an unclaimed opener is checked: udev and blkid only inspect a new
-/// disk, and have closed it by then.
+/// The number of checks of an unclaimed opener, and their interval: udev and blkid only inspect a
+/// new disk, and have closed it by then.
 const CHECKS: u32 = 20;
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -29,7 +29,7 @@ pub(super) struct Claims {
 struct Node {
     disk: String,
     path: PathBuf,
-    /// As sysfs and mountinfo write it: `259:0`.
+    /// In the notation of sysfs and mountinfo: `259:0`.
     number: String,
 }
 

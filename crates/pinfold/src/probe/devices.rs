@@ -22,7 +22,7 @@ pub enum Access {
 /// A device node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Node {
-    /// Where it is.
+    /// The path of the device.
     pub path: String,
     /// Whether it can be used.
     pub access: Access,
@@ -55,7 +55,7 @@ impl Node {
         let access = match opened {
             // Busy: it may be opened, by one program at a time.
             Ok(()) | Err(rustix::io::Errno::BUSY) => Access::Allowed,
-            // A node without a driver behind it is as good as none.
+            // A node without a driver counts as absent.
             Err(rustix::io::Errno::NOENT | rustix::io::Errno::NXIO | rustix::io::Errno::NODEV) => {
                 Access::Absent
             }
@@ -157,7 +157,7 @@ fn bound(roots: &Roots) -> Vec<Bound> {
             true => (IommuInterface::NoIommu, "name only, because it has no IOMMU".to_owned()),
             false => (selection.interface, selection.reason),
         };
-        // That of a device decides about the interface, so it exists.
+        // The device's group determines the interface, so it exists.
         let group = found.group.as_ref().map(|group| group.node(roots));
         let missing = group.filter(|node| interface != IommuInterface::Iommufd && !node.exists());
         (found.driver.as_deref() == Some(lookup::VFIO_PCI)).then_some(Bound {
@@ -183,7 +183,7 @@ pub(super) fn iommufd(roots: &Roots) -> Node {
     Node::open(&roots.dev.join("iommu"), roots, "iommufd")
 }
 
-/// A folder that cannot be listed: what is in it is not known to be absent.
+/// A folder that cannot be listed: its entries are not known to be absent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unreadable {
     /// The folder.

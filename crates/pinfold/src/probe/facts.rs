@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 pub struct NumaNode {
     /// Its number.
     pub node: u32,
-    /// Bytes of memory; `None` if the kernel does not say.
+    /// Bytes of memory; `None` if the kernel does not report it.
     pub total_bytes: Option<u64>,
     /// Unused bytes.
     pub free_bytes: Option<u64>,
@@ -75,7 +75,7 @@ impl Facts {
         Self { kernel: Some(release::release()), ..facts }
     }
 
-    /// Reads the files below `roots`, and adds what was found otherwise.
+    /// Reads the files below `roots`, and adds facts found otherwise.
     pub(super) fn gather(roots: &Roots, memlock: MemlockLimit, live: Live) -> Self {
         Self {
             kernel: files::word(&roots.proc.join("sys/kernel/osrelease")),
@@ -181,7 +181,7 @@ pub struct Live {
     /// Whether the kernel's command line is set in `/etc/default/grub`, and applied by
     /// `update-grub`.
     pub grub: bool,
-    /// The limits on what it maps, those that are set.
+    /// The limits on its mappings, those that are set.
     pub map_limits: Vec<MapLimit>,
     /// The limits on threads, as far as they can be read.
     pub thread_limits: Vec<ThreadLimit>,

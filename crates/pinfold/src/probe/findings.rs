@@ -65,7 +65,7 @@ fn kernel(text: Option<&str>) -> Finding {
 pub enum State {
     /// Yes.
     Good,
-    /// In part, or not by this user.
+    /// Usable in part, or not by this user.
     Limited,
     /// No.
     Missing,

@@ -380,7 +380,7 @@ fn advice_leaves_memory_to_the_machine() {
         let found = find(&findings, "hugepages 1 GiB");
         assert!(found.remedy.is_none() && found.detail.contains("too little of the"), "{found}");
     }
-    // What such advice once did: the pages are given back.
+    // After too many hugepages were reserved, the remedy gives pages back.
     let findings = findings_with(memory(0, 300, 290), open());
     let found = find(&findings, "memory");
     assert_eq!(found.state, State::Limited);

@@ -46,7 +46,7 @@ impl<P: Pinned, const N: usize> Lent<P, N> {
         drop(self.into_parts());
     }
 
-    /// Takes the payloads out, for their loop.
+    /// Returns the payloads, for their loop.
     #[inline(always)]
     pub(super) fn into_parts(mut self) -> Option<Parts<P, N>> {
         self.parts.take()
@@ -75,7 +75,7 @@ unsafe impl<P: Pinned, D: Direction, const N: usize> Payload<D> for Lent<P, N> {
         }
         let (mut index, mut parts) = (index, self.mapped().peekable());
         while let Some((mapping, _)) = parts.next() {
-            // Of the last one, as of the only one, none has to be counted.
+            // The last payload, like a single one, needs no count.
             if parts.peek().is_none() {
                 return mapping.extent(index);
             }

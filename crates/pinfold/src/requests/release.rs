@@ -1,5 +1,5 @@
-//! From the completion of a request to the return of its payloads: revoked, held until the flush has
-//! completed, returned; late, if it does not complete in time.
+//! The release of a request, from its completion to the return of its payloads: revoked, held until
+//! the flush has completed, returned; late, if it does not complete in time.
 
 use super::signal::{Signal, Time};
 use super::slots::{Part, Parts, Token};
@@ -24,7 +24,7 @@ pub(super) struct Held<P: Pinned, const N: usize> {
     since: Time,
     /// Whether it has been reported as late.
     is_late: bool,
-    /// What a call of the domain that has panicked has left mapped is quarantined.
+    /// Payloads left mapped by a panicking call of the domain are quarantined.
     parts: Parts<P, N>,
     /// Why payloads of it are lost, if any are.
     lost: Option<Box<BackendError>>,
@@ -158,12 +158,12 @@ fn report<P, const N: usize>(
 const NO_TIME: WaitLimit = WaitLimit::within(Duration::ZERO);
 
 impl<P: Pinned, const N: usize> Requests<P, N> {
-    /// Revokes what was completed, as the policy says, and appends to `ended` what has ended and
-    /// what has become late.
+    /// Revokes completed requests, as the policy says, and appends requests that have ended or
+    /// become late to `ended`.
     ///
-    /// With [`Policy::Strict`] it waits for the flush of what it revokes, up to
-    /// [`Limits::flush`](super::Limits::flush); else it never waits. (A limit of the domain for what
-    /// is held may make a revocation wait.)
+    /// With [`Policy::Strict`] it waits for the flush of these revocations, up to
+    /// [`Limits::flush`](super::Limits::flush); else it never waits. (A limit of the domain on held
+    /// memory may make a revocation wait.)
     #[inline]
     pub fn poll(&mut self, ended: &mut Vec<Ended<P, N>>) {
         self.poll_within(self.flush_limit, ended);
@@ -222,8 +222,8 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         Ok(signal.fd())
     }
 
-    /// As [`arm`](Self::arm), for a driver that has kept reports for its next poll: the descriptor is
-    /// readable at once.
+    /// Like [`arm`](Self::arm), for a driver that has kept reports for its next poll: the
+    /// descriptor is readable at once.
     ///
     /// # Errors
     /// As for `arm`.
@@ -231,7 +231,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         Ok(Signal::set_in(&mut self.signal, Some(Duration::ZERO))?.fd())
     }
 
-    /// Revokes what was completed. Returns whether anything has to be waited for.
+    /// Revokes completed requests. Returns whether anything has to be waited for.
     #[inline]
     fn revoke(&mut self, ended: &mut Vec<Ended<P, N>>) -> bool {
         if self.completed.is_empty() {
@@ -281,7 +281,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     fn revoke_by_one_flush(&mut self, count: usize, since: Time, ended: &mut Vec<Ended<P, N>>) {
         let first = self.held.len();
         // A request is held before its payloads are revoked: should the domain panic meanwhile, a
-        // later poll reports it all the same.
+        // later poll still reports it.
         self.held.extend(self.completed.drain(..count).map(|one| Held::new(one, since)));
         let mappings = self.held.range_mut(first..).flat_map(|held| held.parts.take_mapped());
         self.domain.revoke_many(mappings, &mut self.revoked);
@@ -307,8 +307,8 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         self.slots.give_back(held.parts);
     }
 
-    /// Returns what has ended, and reports what has become late. Flushes complete in the order of
-    /// their requests, so one look is enough where the first has not.
+    /// Returns requests that have ended, and reports those that have become late. Flushes complete
+    /// in the order of their requests, so one check is enough if the first has not.
     #[inline]
     fn release(&mut self, ended: &mut Vec<Ended<P, N>>) {
         while let Some(first) = self.held.pop_front_if(|first| first.has_ended()) {
@@ -348,7 +348,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         let began = Instant::now();
         while let Some(first) = self.held.pop_front_if(|first| {
             let left = || WaitLimit::within(limit.saturating_sub(began.elapsed()));
-            // In its place: should the domain panic, a later poll reports it.
+            // Waited for in place: should the domain panic, a later poll reports it.
             first.has_ended() || first.wait(&mut self.domain, left())
         }) {
             self.finish(first, ended);
@@ -385,22 +385,22 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         }
     }
 
-    /// Revokes all that was completed, waits for all flushes, for at most `limit` altogether, and
-    /// drops the payloads. What is late stays with the domain.
+    /// Revokes all completed requests, waits for all flushes, for at most `limit` altogether, and
+    /// drops the payloads. Late ones stay with the domain.
     pub(super) fn end_all_within(&mut self, limit: Duration) {
         let began = Instant::now();
         let mut ended = Vec::new();
         self.revoke(&mut ended);
         for mut held in std::mem::take(&mut self.held) {
             let left = limit.saturating_sub(began.elapsed());
-            // What a wait has found late does not wait when it is dropped.
+            // A flush that a wait has found late is not waited for again on drop.
             held.wait(&mut self.domain, WaitLimit::within(left));
             held.parts.quarantine();
         }
     }
 
-    /// Leaves all that was completed or is held without a wait, and without a call of a backend that
-    /// has panicked: what was not revoked is quarantined, the rest stays with the domain.
+    /// Abandons all completed and held requests without a wait, and without a call of a backend
+    /// that has panicked: those not revoked are quarantined, the rest stays with the domain.
     pub(super) fn abandon_all(&mut self) {
         self.completed.drain(..).for_each(|one| one.parts.quarantine());
         for mut held in self.held.drain(..) {

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-/// How far the coarse clock may be behind: two of the longest ticks of a kernel.
+/// The most that the coarse clock may lag: two of the longest ticks of a kernel.
 const COARSE_LAG: Duration = Duration::from_millis(20);
 
 /// A time of `CLOCK_MONOTONIC`, since the machine was started.
 ///
-/// Not an `Instant`, which cannot be compared with the coarse clock: a loop looks at each poll
+/// Not an `Instant`, which cannot be compared with the coarse clock: each poll of a loop checks
 /// whether a flush is late, and the exact clock takes as long as the rest of a poll that finds
 /// nothing.
 #[derive(Clone, Copy)]

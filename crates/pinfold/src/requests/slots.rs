@@ -12,12 +12,12 @@ pub(super) const MAX_SLOTS: usize = 1 << 20;
 
 /// Names a request of a loop.
 ///
-/// It refers to a slot, and to one use of it: after the request has ended, no call takes it for the
-/// next request there.
+/// It refers to a slot, and to one use of it: after the request has ended, no call mistakes it for
+/// the next request there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use = "its request stays at the device until it is completed, refused or lost"]
 pub struct Token {
-    /// Which loop of the process it is.
+    /// The loop's number in the process.
     requests: u64,
     slot: u32,
     generation: u64,
@@ -47,7 +47,7 @@ pub enum TokenError {
         /// The token.
         token: Token,
     },
-    /// The request was given up, so it was submitted: it is neither refused nor lost once more.
+    /// The request was given up, so it was submitted: it cannot be refused or lost again.
     #[error(
         "{token} was given up, so that the device may work on it: it ends with `completed` or `stopped`"
     )]
@@ -82,8 +82,8 @@ pub(super) enum Part<P: Pinned> {
 
 /// The payloads of a request: as many places as it has payloads are full, the first ones.
 ///
-/// They stay where they are until they are returned: what is mapped is larger than a cache line, and
-/// a request goes through many hands.
+/// They stay in place until they are returned: a mapping is larger than a cache line, and a request
+/// passes through many functions.
 pub(super) struct Parts<P: Pinned, const N: usize>(Box<[Option<Part<P>>; N]>);
 
 impl<P: Pinned, const N: usize> Parts<P, N> {
@@ -116,14 +116,14 @@ impl<P: Pinned, const N: usize> Parts<P, N> {
         self.0.iter_mut().flatten()
     }
 
-    /// Takes the payloads out, in their order.
+    /// Removes and returns the payloads, in their order.
     #[inline(always)]
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Part<P>> {
         self.0.iter_mut().map_while(Option::take)
     }
 
-    /// Takes out those that are mapped, in their order: the places of those that were yielded are lost
-    /// ones until they are [set](Self::set).
+    /// Removes and returns the mapped payloads, in their order: the places of those that were
+    /// yielded are lost ones until they are [set](Self::set).
     #[inline(always)]
     pub(super) fn take_mapped(&mut self) -> impl Iterator<Item = Unrevoked<P>> {
         self.iter_mut().filter_map(|part| match std::mem::replace(part, Part::Lost) {
@@ -153,7 +153,7 @@ impl<P: Pinned, const N: usize> Parts<P, N> {
     }
 }
 
-/// What has become of the request of a slot.
+/// The state of the request of a slot.
 pub(super) enum State<P: Pinned, const N: usize> {
     Free,
     AtDevice(Parts<P, N>),
@@ -168,20 +168,20 @@ pub(super) enum State<P: Pinned, const N: usize> {
 }
 
 struct Slot<P: Pinned, const N: usize> {
-    /// How often the slot was freed.
+    /// The number of times that the slot was freed.
     generation: u64,
     state: State<P, N>,
 }
 
 pub(super) struct Slots<P: Pinned, const N: usize> {
-    /// Which loop of the process it is.
+    /// The loop's number in the process.
     requests: u64,
     all: Vec<Slot<P, N>>,
     /// The free ones.
     free: Vec<u32>,
     /// Places without payloads: as many as slots are free, less those that a panic has dropped.
     spare: Vec<Parts<P, N>>,
-    /// How many are at the device, and how many are lost.
+    /// The number of requests at the device, and of lost ones.
     in_flight: usize,
     lost: usize,
 }
@@ -234,7 +234,8 @@ impl<P: Pinned, const N: usize> Slots<P, N> {
     /// Uses a free slot for a request at the device. Only where one [is free](Self::is_full).
     #[inline(always)]
     pub(super) fn take(&mut self, state: State<P, N>) -> Token {
-        // Where none is free, as cannot be, what `state` holds is dropped, and its token is refused.
+        // If none is free, which cannot be, `state` is dropped with its payloads, and its token is
+        // refused.
         let slot = self.free.pop().unwrap_or(u32::MAX);
         let mut generation = u64::MAX;
         if let Some(at) = self.all.get_mut(slot as usize) {
@@ -345,7 +346,7 @@ impl<P: Pinned, const N: usize> Slots<P, N> {
         }
     }
 
-    /// Notes that a request at the device is lost.
+    /// Records that a request at the device is lost.
     pub(super) fn lose(&mut self, token: Token) -> Result<(), TokenError> {
         let slot = self.slot_mut(token)?;
         slot.state = match std::mem::replace(&mut slot.state, State::Ended) {

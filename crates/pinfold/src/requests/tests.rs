@@ -272,7 +272,7 @@ fn a_payload_that_is_refused_returns_all() {
     }
 }
 
-/// What had been mapped stays with the domain where its flush is late, and is not returned.
+/// Memory that was mapped stays with the domain if its flush is late, and is not returned.
 #[test]
 fn a_begin_that_cannot_be_undone_in_time_keeps_what_was_mapped() {
     let manual = Manual::new();

@@ -105,8 +105,8 @@ impl Resource {
             if v2 { ("max", "current") } else { ("limit_in_bytes", "usage_in_bytes") };
         let pair = |prefix: &str| (format!("{prefix}.{limit}"), format!("{prefix}.{usage}"));
         match self {
-            // What exceeds `memory.high` is not refused: the kernel stops the process for longer and
-            // longer.
+            // Exceeding `memory.high` is not refused: the kernel throttles the process more and
+            // more.
             Self::Memory if v2 => {
                 vec![pair("memory"), ("memory.high".to_owned(), "memory.current".to_owned())]
             }

@@ -59,7 +59,7 @@ pub(crate) fn bytes(raw: u64) -> usize {
 
 // `ioctl` with the argument kinds of VFIO and iommufd, which encode no size in the request number.
 
-/// Makes an `ioctl` whose argument is a structure that the kernel reads and, for some requests,
+/// Calls an `ioctl` whose argument is a structure that the kernel reads and, for some requests,
 /// fills in. A call that a signal interrupted has changed nothing, and is repeated.
 ///
 /// # Safety
@@ -75,7 +75,7 @@ pub(crate) unsafe fn with_struct<T>(
     unsafe { with_pointer(fd, request, std::ptr::from_mut(arg).cast()) }
 }
 
-/// As [`with_struct`], by pointer.
+/// Like [`with_struct`], by pointer.
 ///
 /// # Safety
 /// As for [`with_struct`], for what `arg` points to.
@@ -97,7 +97,7 @@ pub(crate) unsafe fn with_pointer(
     }
 }
 
-/// Makes an `ioctl` whose argument is an integer, or none (0).
+/// Calls an `ioctl` whose argument is an integer, or none (0).
 ///
 /// # Safety
 /// `request` takes an integer, not a pointer.
@@ -113,7 +113,7 @@ pub(crate) unsafe fn with_number(
 
 /// Returns the size of a structure as `argsz` carries it.
 pub(crate) const fn argsz<T>() -> u32 {
-    // No structure here is anywhere near 4 GiB.
+    // Every structure here is far smaller than 4 GiB.
     #[expect(clippy::cast_possible_truncation, reason = "a structure of a few words")]
     let bytes = size_of::<T>() as u32;
     bytes

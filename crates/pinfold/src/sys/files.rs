@@ -75,8 +75,8 @@ pub(crate) fn list(text: &str) -> Vec<u32> {
 
 // Where the kernel's file systems are mounted.
 
-/// Where `/proc`, `/sys` and `/dev` are. Tests, and a look at files copied from another machine,
-/// use other places.
+/// The paths of `/proc`, `/sys` and `/dev`. Tests, and an inspection of files copied from another
+/// machine, use other places.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Roots {
     /// Usually `/proc`.

@@ -146,8 +146,8 @@ pub(crate) fn room(available: u64) -> u64 {
 }
 
 /// Returns the command that adds `missing` pages to the `total` of a pool (of a node, if one is
-/// named), or in words why they are not available: the kernel takes all memory that it can get for
-/// a pool, whatever other programs need.
+/// named), or in words why they are not available: for a pool the kernel takes all available
+/// memory, regardless of other programs.
 ///
 /// # Errors
 /// The words.

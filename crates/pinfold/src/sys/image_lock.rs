@@ -1,24 +1,25 @@
 //! Locks of disk images that other programs respect: those of QEMU (`block/file-posix.c`).
 //!
-//! Each way to use an image is a byte of the file, far inside of it. Who uses it so has a shared
-//! lock on byte 100 and its number, and who does not want others to has one on byte 200 and its
-//! number. Nobody has an exclusive lock: whether one could be had says what the others have.
+//! Each way to use an image is a byte of the file, far inside of it. A program that uses it so has
+//! a shared lock on byte 100 plus that number, and a program that excludes this use for others has
+//! one on byte 200 plus that number. No program takes an exclusive lock: a test for one shows the
+//! locks of others.
 
 use super::errno::Errno;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// Where the bytes of the ways that a program uses an image begin.
+/// The first of the bytes for the ways in which a program uses an image.
 const USED: i64 = 100;
-/// Where those begin that it does not share.
+/// The first of the bytes for the ways that it does not share.
 const UNSHARED: i64 = 200;
 /// The ways to use an image: to read what is consistent, to write, and to change its length.
 const READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
-/// How long to wait for the lock of a program that has just ended: what its ring had in flight
-/// keeps the file open for a moment.
+/// The time to wait for the lock of a program that has just ended: requests in flight of its ring
+/// keep the file open for a moment.
 const PATIENCE: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(10);
 
@@ -47,7 +48,8 @@ pub fn lock_image(file: &File, write: bool) -> ImageLock {
         if in_use == Ok(false) {
             return ImageLock::Held;
         }
-        // Those that this call has set; a failure leaves them until the file is closed.
+        // Unlocks the bytes that this call has locked; on failure they stay locked until the file
+        // is closed.
         let _ = set(file, libc::F_UNLCK, USED, 2 * (UNSHARED - USED));
         match in_use {
             Err(errno) if ![libc::EAGAIN, libc::EACCES].contains(&errno.raw()) => {
@@ -150,7 +152,7 @@ mod tests {
         }
     }
 
-    /// As qemu-io does, which shares an image with all and writes it.
+    /// As qemu-io does, which writes an image and shares it with all.
     #[test]
     fn one_that_shares_what_it_writes_uses_it_too() {
         let folder = tempfile::tempdir().unwrap();

@@ -223,8 +223,8 @@ pub(crate) unsafe fn map(
     unsafe { with_struct(iommufd, IOAS_MAP, &mut map) }.map(drop)
 }
 
-/// As [`map`], of the bytes of a memory file from `start` on: the pages are found by the file, and not
-/// by an address of the process. `IOMMU_IOAS_MAP_FILE`: Linux 6.13; `ENOTTY` before.
+/// Like [`map`], for the bytes of a memory file from `start` on: the pages are found by the file,
+/// and not by an address of the process. `IOMMU_IOAS_MAP_FILE`: Linux 6.13; `ENOTTY` before.
 ///
 /// # Safety
 /// As for [`map`], for the memory of this process that shows these bytes of the file.

@@ -1,4 +1,5 @@
-//! What the running kernel lacks: modules, and why it creates no io_uring for this process.
+//! Features that the running kernel lacks: modules, and why it creates no io_uring for this
+//! process.
 
 use super::errno::Errno;
 use super::limits::{MapLimit, MemlockLimit, MemlockRefusal};

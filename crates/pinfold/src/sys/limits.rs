@@ -55,22 +55,22 @@ impl MemlockLimit {
         self.raise(more).unwrap_or_else(|words| words)
     }
 
-    /// As [`raise_command`](Self::raise_command), where the limit refused `more` bytes of memory
-    /// that the kernel counts by user, as io_uring and AF_XDP do: what the user's other processes
-    /// have is not known, and at most the limit.
+    /// Like [`raise_command`](Self::raise_command), where the limit refused `more` bytes of memory
+    /// that the kernel counts by user, as io_uring and AF_XDP do: the use of the user's other
+    /// processes is unknown, and at most the limit.
     pub fn raise_command_for_user(&self, more: u64) -> String {
         self.raise_for_user(more).unwrap_or_else(|words| words)
     }
 
-    /// As [`raise_command_for_user`](Self::raise_command_for_user).
+    /// Like [`raise_command_for_user`](Self::raise_command_for_user).
     ///
     /// # Errors
-    /// What to do, in words, where no command does it.
+    /// Instructions, in words, if no command raises it.
     pub fn raise_for_user(&self, more: u64) -> Result<String, String> {
         raise(("l", 1024, "memlock"), self.soft.unwrap_or(0).saturating_add(more), self.hard)
     }
 
-    /// As [`raise_command`](Self::raise_command): a command, or words.
+    /// Like [`raise_command`](Self::raise_command): a command, or words.
     pub(crate) fn raise(&self, more: u64) -> Result<String, String> {
         let used = self.used.unwrap_or(0);
         let needed = self.soft.map_or(used.saturating_add(more), |soft| raised(soft, used, more));
@@ -186,14 +186,14 @@ impl OpenFiles {
     /// Returns the shell command that raises the limit to `files`, to be run before the program.
     ///
     /// # Errors
-    /// What to do, in words, where no command does it.
+    /// Instructions, in words, if no command raises it.
     pub fn raise(&self, files: u64) -> Result<String, String> {
         raise(("n", 1, "nofile"), files, self.hard)
     }
 }
 
-/// A file that `RLIMIT_FSIZE` refuses. The kernel tells by `SIGXFSZ`, which ends a process that does
-/// not expect it: so whoever makes a file longer asks before.
+/// A file that `RLIMIT_FSIZE` refuses. The kernel reports it by `SIGXFSZ`, which ends a process
+/// that does not expect it: so a caller that extends a file checks first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a file of {requested} bytes exceeds RLIMIT_FSIZE, which is {limit} bytes: {}", self.raise())]
 pub struct FileLimit {
@@ -277,13 +277,14 @@ impl fmt::Display for MapSetting {
 pub struct MapLimit {
     /// The setting.
     pub setting: MapSetting,
-    /// How many more bytes it allows.
+    /// The number of further bytes that it allows.
     pub left: u64,
     /// The limit.
     pub limit: u64,
 }
 
-/// What other threads may allocate while a limit is tried: some times what the allocator asks for.
+/// Allowance for allocations of other threads while a limit is probed: a few times the allocator's
+/// request size.
 const MEANWHILE: u64 = 4 << 20;
 
 impl MapLimit {
@@ -293,7 +294,7 @@ impl MapLimit {
         Self::read(Path::new("/proc"), limit(Resource::As), limit(Resource::Data))
     }
 
-    /// Reads what is used of the given limits, and the commit limit, below `proc`.
+    /// Reads the use of the given limits, and the commit limit, below `proc`.
     pub fn read(proc: &Path, address_space: Option<u64>, data: Option<u64>) -> Vec<Self> {
         let status = std::fs::read(proc.join("self/status")).unwrap_or_default();
         let of_process = |setting, limit: Option<u64>, key| {
@@ -336,7 +337,7 @@ impl MapLimit {
     /// Returns the shell command after which `more` bytes fit.
     ///
     /// # Errors
-    /// What to do, in words, where no program may raise it.
+    /// Instructions, in words, if no program may raise it.
     pub fn raise(&self, more: u64) -> Result<String, String> {
         let needed = self.limit.saturating_add(more.saturating_sub(self.left));
         let hard = |resource| rustix::process::getrlimit(resource).maximum;

@@ -101,7 +101,7 @@ unsafe impl rustix::ioctl::Ioctl for ScanCall<'_> {
 pub(crate) struct Pagemap {
     pagemap: File,
     flags: Option<File>,
-    /// How many frames of 4 KiB a page of the system has.
+    /// The number of frames of 4 KiB in a page of the system.
     frames: u64,
 }
 

@@ -12,9 +12,9 @@ use std::{fmt, io};
 /// Processor time of the process: of its threads, and of the kernel's threads for its rings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuTime {
-    /// In user mode.
+    /// The time in user mode.
     pub user: Duration,
-    /// In the kernel.
+    /// The time in the kernel.
     pub system: Duration,
 }
 
@@ -152,8 +152,8 @@ impl Signals {
         (signal > 0).then_some(signal)
     }
 
-    /// Has a command that is started from a thread with blocked signals start with none blocked: it
-    /// would inherit the mask, and could be ended by SIGKILL alone.
+    /// Makes a command that is started from a thread with blocked signals start with none blocked:
+    /// it would inherit the mask, and only SIGKILL could end it.
     pub fn unblock_in(command: &mut Command) -> &mut Command {
         let unblock = || {
             let mut set = MaybeUninit::<libc::sigset_t>::uninit();
@@ -227,8 +227,8 @@ pub(crate) fn page_faults() -> i64 {
     usage.ru_minflt
 }
 
-/// Has all threads that are started from now on allocate from one heap: glibc reserves 64 MiB of
-/// addresses for each other one, which counts against `RLIMIT_AS`.
+/// Makes all threads started from now on allocate from one heap: glibc reserves 64 MiB of addresses
+/// for each further one, which counts against `RLIMIT_AS`.
 pub fn share_one_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: the call takes numbers only; with a value that it does not accept it does nothing.
@@ -350,7 +350,7 @@ mod signals_tests {
 
     #[test]
     fn a_signal_that_was_blocked_is_taken_by_the_thread_that_waits() {
-        // In a thread of its own: the mask is the thread's, and is gone with it.
+        // On a thread of its own: the mask is the thread's, and ends with it.
         std::thread::spawn(|| {
             let signals = Signals::block(&[libc::SIGUSR2]).unwrap();
             assert_eq!(signals.wait(Some(Duration::from_millis(1))), None);

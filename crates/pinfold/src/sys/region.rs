@@ -20,7 +20,7 @@ pub(crate) struct Region {
     origin: Origin,
 }
 
-/// What happens to the memory when the value is dropped.
+/// The fate of the memory when the value is dropped.
 #[derive(Debug)]
 enum Origin {
     /// It is unmapped.
@@ -34,7 +34,7 @@ enum Origin {
 struct Lent {
     /// The ranges that differ in what was set before.
     parts: Vec<Part>,
-    /// What this value has set since, on the parts that did not have it.
+    /// Attributes set by this value since, on the parts that did not have them.
     kept: AtomicBool,
     locked: AtomicBool,
     bound: AtomicBool,
@@ -86,7 +86,8 @@ impl Region {
         Self::anonymous_of_pages(len, align, rustix::param::page_size())
     }
 
-    /// As [`anonymous`](Self::anonymous), where the system has pages of `page` bytes, or of fewer.
+    /// Like [`anonymous`](Self::anonymous), where the system has pages of `page` bytes, or smaller
+    /// ones.
     fn anonymous_of_pages(len: usize, align: usize, page: usize) -> Result<Self, Errno> {
         let too_much = Errno::from(rustix::io::Errno::NOMEM);
         let align = align.max(page);
@@ -310,8 +311,8 @@ impl Region {
         self.base
     }
 
-    /// Undoes what was set on lent memory, as far as possible; nothing that was undone before, and
-    /// nothing on other memory.
+    /// Undoes changes to lent memory, as far as possible; each only once, and nothing on other
+    /// memory.
     pub(crate) fn restore(&self) {
         let Origin::Lent(lent) = &self.origin else { return };
         let undone = [
@@ -450,7 +451,7 @@ mod tests {
     #[test]
     fn anonymous_memory_is_aligned_zero_and_between_guards() {
         let own = rustix::param::page_size();
-        // Also as where the system's pages have 64 KiB.
+        // Also as on a system with pages of 64 KiB.
         let cases = [(4096, 4096), (5 << 12, 2 << 20), (4 << 20, 2 << 20)];
         for ((len, align), page) in
             cases.into_iter().flat_map(|case| [(case, own), (case, 64 << 10)])
@@ -533,7 +534,7 @@ mod tests {
             lent.keep_from_children().unwrap();
             lent.lock().unwrap();
             assert_eq!((flags("dc"), flags("lo")), (0b1100 | all, 0b11_1000 | all));
-            // As for a domain that pins, and back.
+            // As a domain that pins does, and back.
             lent.unlock().unwrap();
             assert_eq!(flags("lo"), 0b11_1000);
             lent.lock().unwrap();

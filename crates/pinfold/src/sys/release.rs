@@ -1,4 +1,4 @@
-//! The running kernel's release, and what follows from it.
+//! The running kernel's release, and the behavior that depends on it.
 
 /// Parses `6.12.0-1-amd64` as (6, 12).
 pub(crate) fn parse_release(text: &str) -> Option<(u32, u32)> {

@@ -1,6 +1,6 @@
-//! What refused memory to an io_uring with `ENOMEM`: the limit of locked memory, a limit of what the
-//! process maps, or a shortage of the kernel's own memory. The error is the same, so the cause is
-//! found by calls that only one of them refuses.
+//! The cause of `ENOMEM` for an io_uring: the limit of locked memory, a limit of what the process
+//! maps, or a shortage of the kernel's own memory. The error is the same, so the cause is found by
+//! calls that only one of them refuses.
 
 use super::errno::{Errno, last_errno};
 
@@ -11,7 +11,7 @@ use super::uring;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 
-/// What refused memory for a ring.
+/// The cause of a refused ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Shortage {
     /// The limit of locked memory.
@@ -71,7 +71,8 @@ impl MemlockRefusal {
     }
 }
 
-/// How often a call is made again whose refusal has no cause by the time that one is looked for.
+/// The number of repetitions of a refused call if the refusal no longer has a cause when one is
+/// looked for.
 const AGAIN: u32 = 8;
 
 /// Makes a call that locks `requested` bytes for a ring, and makes it again if it was refused with
@@ -136,7 +137,7 @@ fn limit_refuses(bytes: u64) -> Option<bool> {
     }
 }
 
-/// As [`limit_refuses`], for the two pages of the smallest ring, where none can be created: a
+/// Like [`limit_refuses`], for the two pages of the smallest ring, where none can be created: a
 /// datagram of one byte to the process itself that is not copied (`MSG_ZEROCOPY`, Linux 5.0) is
 /// charged as much to the same counter. `None` without a loopback interface.
 fn limit_refuses_two_pages() -> Option<bool> {

@@ -19,7 +19,7 @@ pub struct ThreadLimit {
     setting: Setting,
 }
 
-/// What raises a limit.
+/// The setting that raises a limit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Setting {
     Group(GroupLimit),

@@ -1,4 +1,4 @@
-//! Tries memory of the program before it is used: what a later access would answer by a signal is an
+//! Tests memory of the program before it is used: a fault that would raise a signal later is an
 //! error here, with its address.
 
 use super::errno::{Errno, last_errno};
@@ -126,7 +126,7 @@ fn each_page(
     each_of_pages(rustix::param::page_size(), addr, len, check)
 }
 
-/// As [`each_page`], where a page has `page` bytes.
+/// Like [`each_page`], where a page has `page` bytes.
 fn each_of_pages(
     page: usize,
     addr: usize,
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_hole_is_found_and_nothing_is_populated() {
         let region = Region::anonymous(LEN, PAGE).unwrap();
-        // Behind its guard nothing may be mapped, but addresses that no process has never are.
+        // No process can map this address, whereas memory behind the region's guard may be mapped.
         let beyond = 1 << 60;
         assert_eq!(check_mapped(beyond, PAGE).unwrap_err().failed, beyond);
         assert!(check_mapped(region.addr(), 1 << 60).is_err());

@@ -78,8 +78,8 @@ pub(crate) fn register(ring: BorrowedFd<'_>, vectors: &[libc::iovec]) -> Result<
     unsafe { call(ring, REGISTER_BUFFERS, vectors.as_ptr().cast(), count) }
 }
 
-/// As [`register`], with a tag for each, 0 for none: `IORING_REGISTER_BUFFERS2`, Linux 5.13. `tags`
-/// is as long as `vectors`.
+/// Like [`register`], with a tag for each, 0 for none: `IORING_REGISTER_BUFFERS2`, Linux 5.13.
+/// `tags` is as long as `vectors`.
 pub(crate) fn register_tagged(
     ring: BorrowedFd<'_>,
     vectors: &[libc::iovec],

@@ -126,7 +126,7 @@ pub enum FileError {
         offset: u64,
         /// The length in bytes.
         len: usize,
-        /// They must be multiples of it.
+        /// The block size of which both must be multiples.
         block: u32,
     },
     /// The transfer would end beyond the largest file offset.
@@ -159,8 +159,8 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// Returns whether the kernel had no room for requests at the moment: what was not accepted
-    /// stays queued, and can be submitted again.
+    /// Returns whether the kernel had no room for requests at the moment: transfers that it did not
+    /// accept stay queued, and can be submitted again.
     pub fn is_shortage(&self) -> bool {
         matches!(self, Self::Ring { errno: Errno::AGAIN | Errno::BUSY })
     }

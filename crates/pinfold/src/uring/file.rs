@@ -23,7 +23,7 @@ pub(super) struct Target {
     /// Offset and length must be multiples of it: 1 if not `direct`.
     pub(super) block: u32,
     is_device: bool,
-    /// How it was opened, which nothing changes afterwards.
+    /// The mode in which it was opened, which never changes.
     access: OFlags,
     /// The length of the file when all that is queued is written.
     end: u64,
@@ -137,7 +137,7 @@ pub fn direct_alignment(file: &File) -> Option<u32> {
     match said {
         Some(stat) if stat.stx_dio_offset_align == 0 => None,
         Some(stat) => Some(stat.stx_dio_offset_align.max(stat.stx_dio_mem_align)),
-        // Of anything but a device it fails.
+        // For anything but a block device, the call fails.
         None => Some(rustix::fs::ioctl_blksszget(file).unwrap_or(UNKNOWN_BLOCK)),
     }
 }

@@ -1,4 +1,4 @@
-//! The number of a place in a ring's table, and why memory has none.
+//! The number of a place in a ring's table, and the reasons why memory has none.
 
 use crate::sys::limits::{MemlockLimit, MemlockRefusal};
 use crate::sys::release::{parse_release, release};

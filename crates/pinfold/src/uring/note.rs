@@ -62,8 +62,8 @@ pub enum BufferedReason {
 const UNPOLLED: [Errno; 3] = [Errno::OPNOTSUPP, Errno::INVAL, Errno::NODATA];
 
 impl Note {
-    /// Returns what the limit of locked memory refused. The limit must rise by the sum of what it
-    /// refused to all queues, since all processes of the user share it.
+    /// Returns the refusal by the limit of locked memory. The limit must rise by the sum of the
+    /// refusals of all queues, since all processes of the user share it.
     pub fn memlock(&self) -> Option<MemlockRefusal> {
         match *self {
             Self::NotFixed { memlock, .. } | Self::NotPolled { memlock, .. } => memlock,

@@ -55,8 +55,8 @@ impl Places {
         self.order.iter().map(|&((_, len), _)| len as u64).sum()
     }
 
-    /// Returns what the kernel charges for the table: all that can be said where its memory cannot
-    /// be examined is the number of bytes.
+    /// Returns the kernel's charge for the table; the number of bytes if its memory cannot be
+    /// examined.
     pub(super) fn charge(&self) -> u64 {
         folios::ring_charge(self.order.iter().map(|&(range, _)| range)).unwrap_or(self.bytes())
     }
@@ -74,7 +74,7 @@ impl Places {
         inside.then_some(BufferIndex::new(index))
     }
 
-    /// Checks that the memory may be set in this place, whatever is there now.
+    /// Checks that the memory may be set in this place, independent of its current memory.
     pub(super) fn check(
         &self,
         index: BufferIndex,

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// How long a drop waits for transfers in flight.
+/// The longest wait of a drop for transfers in flight.
 pub(super) const LAST_WAIT: Duration = Duration::from_secs(30);
 
 static QUARANTINED: AtomicU64 = AtomicU64::new(0);
@@ -45,7 +45,7 @@ pub struct FileQueue<'m, B: Pinned> {
     queued: Vec<u32>,
     notes: Vec<Note>,
     created: Instant,
-    /// How long a drop waits.
+    /// The longest wait of a drop.
     pub(super) last_wait: Duration,
     /// Registered memory is known by its addresses, so these must stay its own.
     fixed: PhantomData<DmaMemory<'m>>,
@@ -118,7 +118,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         })
     }
 
-    /// Returns what the queue does without, and why.
+    /// Returns the features that the queue does without, and why.
     pub fn notes(&self) -> &[Note] {
         &self.notes
     }
@@ -186,7 +186,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         self.target.set_len(len)
     }
 
-    /// Flushes what was written to the device: `fdatasync` if only `data` matters, else `fsync`.
+    /// Flushes written data to the device: `fdatasync` if only `data` matters, else `fsync`.
     ///
     /// # Errors
     /// [`FileError::Busy`] while transfers are in flight, [`FileError::System`].
@@ -289,7 +289,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         Ok(padded)
     }
 
-    /// Submits what is queued. Where the kernel accepts no more before completions are taken,
+    /// Submits queued transfers. If the kernel accepts no more before completions are taken,
     /// [`poll`](Self::poll) or [`wait`](Self::wait) submits the rest.
     ///
     /// # Errors
@@ -300,8 +300,8 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
 
     /// Appends completed transfers to `done` without waiting, and returns their number. Makes no
     /// system call, except where completions need one ([`Options::one_thread`], [`Options::poll`]),
-    /// or the rest of a short transfer, or of what the kernel did not accept, is submitted (with all
-    /// that is queued).
+    /// or to submit the rest of a short transfer, or transfers that the kernel did not accept (with
+    /// all queued ones).
     ///
     /// # Errors
     /// [`FileError::Ring`], from submitting the rest; completed transfers are in `done`
@@ -314,17 +314,17 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
             self.ask(0, None)?;
             unfinished = self.reap(done);
         }
-        // A submission that had to wait for these completions goes on now: nothing else would wake
-        // the caller for it.
+        // A submission that had to wait for these completions continues now: nothing else would
+        // wake the caller for it.
         if unfinished || self.ring.has_unsubmitted() {
             self.submit()?;
         }
         Ok(done.len() - before)
     }
 
-    /// Submits what is queued, waits for `min` completions (or all, if there are fewer transfers),
-    /// appends them to `done` and returns their number. One system call, unless a transfer is
-    /// short.
+    /// Submits queued transfers, waits for `min` completions (or all, if there are fewer
+    /// transfers), appends them to `done` and returns their number. One system call, unless a
+    /// transfer is short.
     ///
     /// # Errors
     /// [`FileError::Ring`]; completed transfers are in `done` nevertheless.
@@ -357,7 +357,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         }
     }
 
-    /// Submits what is queued, and waits for `want` completions.
+    /// Submits queued transfers, and waits for `want` completions.
     fn enter(&mut self, want: usize) -> Result<Submitted, FileError> {
         self.check_thread()?;
         let start = Instant::now();
@@ -394,7 +394,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         self.ring.enter(want, limit).map_err(|errno| FileError::Ring { errno })
     }
 
-    /// Takes all completions; returns whether a transfer has to be continued.
+    /// Processes all completions; returns whether a transfer has to be continued.
     fn reap(&mut self, done: &mut Vec<Completion<B>>) -> bool {
         let Self { ring, slots, queued, vacant, target, .. } = self;
         let (mut unfinished, mut now) = (false, None);
@@ -419,7 +419,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
 
 impl<B: Pinned> Drop for FileQueue<'_, B> {
     fn drop(&mut self) {
-        // Not submitted, so the kernel does not know these.
+        // These were not submitted, so the kernel does not know them.
         for index in self.queued.drain(..) {
             if let Some(slot) = self.slots.get_mut(index as usize) {
                 *slot = None;

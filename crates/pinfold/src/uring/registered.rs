@@ -61,7 +61,7 @@ pub struct RingBuffers<'m> {
     lent: PhantomData<DmaMemory<'m>>,
 }
 
-/// How a second ring got its table.
+/// The way a second ring got its table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharing {
     /// The kernel shares the existing one: nothing is pinned or charged again.
@@ -105,7 +105,7 @@ impl<'m> RingBuffers<'m> {
         Ok(Self { ring, places, registered: true, lent: PhantomData })
     }
 
-    /// Sets the memory of a place, at most 1 GiB, and replaces what was there. Linux 5.13.
+    /// Sets the memory of a place, at most 1 GiB, and replaces the previous memory. Linux 5.13.
     ///
     /// If `tag` is not 0, the ring receives a completion with this user data when the memory has
     /// left the table and the last transfer with it has completed.
@@ -232,7 +232,7 @@ impl<'m> RingBuffers<'m> {
     }
 }
 
-/// A table that could not be unregistered, and why. Dropping it tries once more.
+/// A table that could not be unregistered, and why. Dropping it tries again.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot unregister the table of buffers: {error}")]
 pub struct StillRegistered<'m> {
@@ -253,7 +253,7 @@ impl Drop for RingBuffers<'_> {
 /// Sets the memory of a place in the table of a ring, at most 1 GiB, or vacates it: for a table that
 /// the program has registered itself, by other means than [`RingBuffers`]. Linux 5.13.
 ///
-/// Transfers in flight keep what was there: the kernel pins its pages until they complete.
+/// Transfers in flight keep the previous memory: the kernel pins its pages until they complete.
 ///
 /// # Errors
 /// [`RegisterError`]; the place is unchanged then.
@@ -282,7 +282,7 @@ pub fn set_place(
     })
 }
 
-/// Returns what the kernel charges for the memory of one place.
+/// Returns the kernel's charge for the memory of one place.
 fn charge_of(range: Option<(usize, usize)>) -> u64 {
     let bytes = range.map_or(0, |(_, len)| len as u64);
     ring_charge(range).unwrap_or(bytes)

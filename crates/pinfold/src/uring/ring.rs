@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// The most that goes in one transfer: below the kernel's own 2 GiB less a page, and whole blocks.
 const MAX_TRANSFER: usize = 1 << 30;
-/// How often an `io_uring_enter` is retried after `EAGAIN` or `EBUSY`.
+/// The number of retries of `io_uring_enter` after `EAGAIN` or `EBUSY`.
 const RETRIES: u32 = 1000;
 
 /// A transfer for the kernel.
@@ -138,8 +138,8 @@ impl Ring {
         }
     }
 
-    /// Submits what was pushed, and waits for `want` outcomes, at most for `limit`. Returns with
-    /// some of it [unsubmitted](Self::has_unsubmitted) where there are outcomes to take.
+    /// Submits pushed entries, and waits for `want` outcomes, at most for `limit`. Returns with
+    /// some of them [unsubmitted](Self::has_unsubmitted) if there are outcomes to take.
     pub(super) fn enter(&mut self, want: usize, limit: Option<Duration>) -> Result<(), Errno> {
         match self {
             Self::Uring(ring) => ring.enter(want, limit),
@@ -156,7 +156,7 @@ impl Ring {
         }
     }
 
-    /// Takes all available outcomes.
+    /// Passes all available outcomes to `each`.
     pub(super) fn take(&mut self, each: impl FnMut(Outcome)) {
         match self {
             Self::Plain(outcomes) => outcomes.drain(..).for_each(each),

@@ -120,7 +120,7 @@ pub(super) struct Slot<B> {
     pub(super) since: Instant,
 }
 
-/// How often a transfer is retried after `EINTR` or `EAGAIN`.
+/// The number of retries of a transfer after `EINTR` or `EAGAIN`.
 pub(super) const RETRIES: u32 = 1000;
 
 impl<B> Slot<B> {

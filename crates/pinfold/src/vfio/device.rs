@@ -57,7 +57,8 @@ impl Device {
         &self.0.domain
     }
 
-    /// Returns how the device is attached to its IOMMU, and what the kernel translates for it.
+    /// Returns how the device is attached to its IOMMU, and the addresses that the kernel
+    /// translates for it.
     pub fn attachment(&self) -> &Attachment {
         &self.0.attachment
     }
@@ -208,7 +209,7 @@ impl fmt::Debug for Device {
 
 // Options for opening a device, and the attachment that was chosen.
 
-/// How to open a device.
+/// The options for opening a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
     pub(super) interface: IommuInterface,
@@ -271,7 +272,7 @@ impl Options {
     }
 }
 
-/// How a device is attached to its IOMMU.
+/// The attachment of a device to its IOMMU.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attachment {
     /// The interface: never [`IommuInterface::Best`].

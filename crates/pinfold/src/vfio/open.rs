@@ -111,17 +111,17 @@ impl Domain {
     /// maps at addresses in `window` only (`None`: all that the kernel translates there), so that they
     /// are no other user's. [`Device::open_in`] opens further devices in it.
     ///
-    /// What the domain has mapped ends with what it belongs to, and the address space, its devices and
-    /// what others have mapped stay as they are. The kernel unmaps what a process leaves behind only
-    /// when no process has the iommufd any more.
+    /// Dropping the domain and everything that belongs to it ends its mappings; the address space,
+    /// its devices and other users' mappings stay as they are. The kernel unmaps the mappings that
+    /// a process leaves behind only when no process has the iommufd any more.
     ///
     /// # Errors
     /// [`OpenError::Kernel`]: it is no iommufd, or has no such address space. [`OpenError::Domain`]: no
     /// usable address is in the window.
     ///
     /// # Safety
-    /// Until the domain and all that is in it have ended, no other user of the iommufd gives devices
-    /// access to what the domain maps otherwise than by this address space (`IOMMU_IOAS_COPY`,
+    /// Until the domain and everything in it have ended, no other user of the iommufd gives devices
+    /// access to the domain's mapped memory except through this address space (`IOMMU_IOAS_COPY`,
     /// `IOMMU_IOAS_CHANGE_PROCESS`): the domain could not revoke that.
     pub unsafe fn import(
         iommufd: BorrowedFd<'_>,
@@ -178,7 +178,7 @@ fn check(found: &PciDevice, interface: IommuInterface) -> Result<(), OpenError> 
     }
 }
 
-/// Returns what the kernel translates for the attached devices.
+/// Returns the limits of the kernel's translation for the attached devices.
 fn limits(context: &dyn IommuContext, bdf: Bdf) -> Result<Limits, OpenError> {
     let failed = |errno| OpenError::Kernel { call: "the INFO call", path: bdf.to_string(), errno };
     let limits = context.limits().map_err(failed)?;

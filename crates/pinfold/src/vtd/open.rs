@@ -1,5 +1,5 @@
-//! Opens a device behind a unit, and checks what can be missing, before anything is changed, in the
-//! order in which it would fail.
+//! Opens a device behind a unit, after checking all requirements in the order in which they would
+//! fail, before anything is changed.
 
 use super::{Device, Inner, UnitSide};
 use crate::backend::error::{DeviceError, OpenError};
@@ -31,17 +31,17 @@ impl Device {
     /// in a domain of its own, with bus mastering off.
     ///
     /// # Errors
-    /// [`OpenError`], which says what is missing: the unit is as it was; bus mastering of the device
-    /// may be off.
+    /// [`OpenError`], which names the missing requirement: the unit is unchanged; bus mastering of
+    /// the device may be off.
     ///
     /// # Safety
-    /// The caller has the machine, and guarantees
+    /// The caller owns the machine, and guarantees
     /// - that nothing else uses the unit, the kernel included, until the domain of the device and
-    ///   all memory in it are gone; that is looked for as far as it can be seen;
+    ///   all memory in it are gone; this is checked as far as possible;
     /// - that until then nothing relies on another device behind the unit, which reaches nothing;
     /// - that afterwards all these devices may reach all memory, as before;
-    /// - that until then the process is not killed, nor replaced by `exec`: the unit would go on with
-    ///   tables in memory that the kernel has given to others;
+    /// - that until then the process is not killed, nor replaced by `exec`: the unit would continue
+    ///   with tables in memory that the kernel has given to others;
     /// - that the firmware's table describes the machine as it is.
     pub unsafe fn open(address: &str) -> Result<Self, OpenError> {
         // SAFETY: the caller's promise is the one required.
@@ -81,7 +81,7 @@ impl Device {
         let source = SourceId::new(bdf.bus, bdf.device, bdf.function);
         let domain = Domain::new(core, UnitSide { unit: Arc::clone(&unit), attachments });
         let inner = Inner { bdf, source, folder: found.folder, config, domain };
-        // From here on its drop undoes what was done.
+        // From here on its drop undoes the setup.
         inner.set_bus_master(false)?;
         inner.enable(true)?;
         unit.enable().map_err(unit_error)?;
@@ -121,8 +121,8 @@ fn buses_below(devices: &Path, bridge: Bdf) -> Option<(u8, u8)> {
     is_bridge.then_some((*config.get(25)?, *config.get(26)?))
 }
 
-/// Maps a unit's registers, and locks what they are reached through. They may go on beyond the `len`
-/// bytes that the firmware's table says.
+/// Maps a unit's registers, and locks the file through which they are reached. They may extend
+/// beyond the `len` bytes of the firmware's table.
 fn map(roots: &Roots, at: u64, len: u64) -> Result<(Window, OwnedFd), OpenError> {
     let path = roots.dev.join("mem");
     let flags = OFlags::RDWR | OFlags::SYNC | OFlags::CLOEXEC;
@@ -156,7 +156,7 @@ mod tests {
 
     const ADDRESS: &str = "0000:01:00.0";
     const UNIT: u64 = 0xfed9_0000;
-    /// What QEMU 7.2 says.
+    /// Capabilities of QEMU 7.2.
     const QEMU_CAP: u64 = 0xd2_008c_2226_0286;
     const QEMU_ECAP: u64 = 0xf0_0f4a;
 

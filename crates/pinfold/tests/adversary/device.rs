@@ -81,7 +81,7 @@ impl<'w> Device<'w> {
         self.access(at, Some(live), 0);
     }
 
-    /// Where it landed once: what is there may be cached.
+    /// Probes a page where an access once landed: its translation may be cached.
     fn probe_landed(&mut self) {
         if self.landed.is_empty() {
             return;

@@ -35,7 +35,7 @@ impl Loop {
         let policies = if shared.whole.is_some() { &policies[..] } else { &policies[..3] };
         let policy = random.pick(policies);
         let flushes = [5, 200, 3_600_000_000].map(Duration::from_micros);
-        // Where nothing ends that is waited for, not for an hour.
+        // If no flush ends, the wait does not take an hour.
         let flushes = if shared.trouble == Trouble::Hangs { &flushes[..2] } else { &flushes[..] };
         let limits = Limits { flush: random.pick(flushes), ..Limits::default() };
         Self {
@@ -90,19 +90,19 @@ impl Owner<'_, '_> {
             self.by_loop.requests.wait(Duration::from_millis(10), &mut self.by_loop.ended);
             self.returned();
             if self.shared.trouble == Trouble::Hangs {
-                // What is late stays with the domain.
+                // Late requests stay with the domain.
                 return self.drop_loop();
             }
         }
     }
 
-    /// Gives the loop up with what it has. What is at the device, or lost, stays mapped for good;
-    /// the rest the domain drops when its flush has completed.
+    /// Drops the loop with its requests. Payloads at the device, or lost, stay mapped for good; the
+    /// domain drops the rest when its flush has completed.
     fn drop_loop(&mut self) {
         self.returned();
         let careless = self.shared.careless == Some(Careless::DropEnds);
         if careless {
-            // As a loop would that revokes what is at the device.
+            // Acts as a loop that revokes requests at the device.
             self.by_loop.requests.stopped();
         }
         self.world.untagged.store(true, Relaxed);
@@ -185,7 +185,7 @@ impl Owner<'_, '_> {
         self.world.begin_or_end_call(self.number);
     }
 
-    /// Takes back what a loop had no room for, or did not accept: all of it.
+    /// Takes back all buffers of requests for which a loop had no room, or which it did not accept.
     fn unbegun(&mut self, asked: usize, returned: Vec<Buffer>) {
         if returned.len() < asked {
             self.world.catch(|| "a loop has kept a buffer that it refused".into());
@@ -218,7 +218,7 @@ impl Owner<'_, '_> {
         self.by_loop.at_device.push((token, lives));
     }
 
-    /// Takes a request whose device stops to work on it.
+    /// Takes a request on which its device stops working.
     fn take_request(&mut self) -> Option<(Token, Vec<Live>)> {
         let count = self.by_loop.at_device.len() as u64;
         let which = (count > 0).then(|| self.random.index(count as usize))?;
@@ -255,7 +255,7 @@ impl Owner<'_, '_> {
         // Lost already, perhaps.
         let _ = self.by_loop.requests.lost(token);
         if self.shared.careless == Some(Careless::LostEnds) {
-            // As a loop would that revokes what is lost.
+            // Acts as a loop that revokes lost requests.
             self.by_loop.requests.completed(token).unwrap();
             self.by_loop.ending.push((token, lives));
         } else {
@@ -271,7 +271,7 @@ impl Owner<'_, '_> {
         self.by_loop.requests.stopped();
     }
 
-    /// Takes what the loop has returned: from here on no device reaches it.
+    /// Takes buffers that the loop has returned: from here on no device reaches them.
     fn returned(&mut self) {
         for Ended { token, payloads, end } in std::mem::take(&mut self.by_loop.ended) {
             let is_lost = match end {

@@ -41,11 +41,11 @@ const ROUND: Size =
 /// place.
 const SOAK: Size =
     Size { owners: 196, devices: 4, arena_bytes: 256 << 20, length: Duration::from_secs(5) };
-/// In how long a mistake must be caught; most are in the first round. On a machine that is busy
-/// with other things it also has that many accesses, in twenty times as long at most.
+/// The time in which a mistake must be caught; most are caught in the first round. A busy machine
+/// also has that many accesses, in at most twenty times as long.
 const BUDGET: Duration = Duration::from_secs(30);
 const BUDGET_ACCESSES: u64 = 50_000_000;
-/// How many accesses the run without a mistake makes at least, and how long it takes at most.
+/// The least accesses of the run without a mistake, and its longest time.
 const ACCESSES: u64 = 1_000_000;
 const LONGEST: Duration = Duration::from_secs(600);
 
@@ -85,7 +85,7 @@ fn the_stack_without_mistakes_is_clean() {
                 (outcome.quarantined, 0),
                 "seed {seed}"
             ),
-            // Nothing completes any more, and what is late may complete.
+            // No flush completes any more, but late ones may complete.
             Trouble::Fails => assert_eq!(stats.deferred, 0, "seed {seed}"),
             Trouble::Hangs => assert_eq!(stats.quarantined, 0, "seed {seed}"),
         }
@@ -165,7 +165,7 @@ fn a_soak_of_200_threads_is_clean() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let length = asked("SOAK_SECONDS").map_or(SOAK.length, Duration::from_secs);
     let (start, mut maps, mut remote, mut landed) = (Instant::now(), 0, 0, 0);
-    // One round, and more on a machine that is too busy for one to do its work.
+    // One round, and more on a machine that is too busy for one to suffice.
     for seed in first_seed() + 3.. {
         let outcome = play(seed, None, Some(Through::Both), Size { length, ..SOAK });
         println!(

@@ -132,7 +132,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         self.shared.through.is_by_handle(&mut self.random)
     }
 
-    /// Takes mappings that other owners have passed on, passes some on, or gives up the handle: its
+    /// Takes mappings that other owners have passed on, passes some on, or drops the handle: its
     /// windows are then closed by the last of their mappings, wherever that ends.
     fn exchange(&mut self) {
         let mail = self.shared.mail;

@@ -24,7 +24,7 @@ const WHOLE: u64 = 256 << 10;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 
-/// What befalls a round.
+/// The fault of a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Trouble {
     #[default]
@@ -47,7 +47,7 @@ pub(crate) enum Careless {
     LostEnds,
 }
 
-/// How large a round is.
+/// The size of a round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) owners: usize,
@@ -118,7 +118,7 @@ fn config(random: &mut Random, seed: u64, through: Through, owners: usize) -> So
     config.abort_one_in = seed.is_multiple_of(2).then(|| 2 + random.below(20));
     config.queue_entries = random.pick(&[4, 16, 256]);
     config.queue_depth = random.pick(&[1, 2, 4, 16]);
-    // By the seed, so that a dozen rounds cover all combinations.
+    // Derived from the seed, so that a dozen rounds cover all combinations.
     config.caching_mode = seed.is_multiple_of(3);
     config.contiguous_bytes =
         seed.is_multiple_of(2).then(|| random.pick(&[4 << 10, 4 << 10, 16 << 10]));
@@ -260,7 +260,7 @@ pub(crate) fn play(seed: u64, wrong: Option<Wrong>, asked: Option<Through>, size
     while domain.release_late() > 0 && Instant::now() < soon && trouble != Trouble::Hangs {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // What no owner has is quarantined, or waits for a late flush, and is counted.
+    // Memory without an owner is quarantined, or waits for a late flush, and is counted.
     let stats = domain.stats();
     let in_use = |arena: &Arena| arena.stats().frames_in_use * PAGE;
     let missing = in_use(&arena) + whole.as_ref().map_or(0, in_use) - TRAP as u64;

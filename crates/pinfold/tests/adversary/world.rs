@@ -60,7 +60,7 @@ pub(crate) struct World {
     recent: [AtomicU64; RECENT],
     recent_next: AtomicU64,
     generation: AtomicU64,
-    /// By owner, how many calls that map have begun and ended: odd during one.
+    /// By owner, the number of begun and ended calls that map: odd during one.
     calls: Box<[AtomicU64]>,
     pub(crate) stop: AtomicBool,
     /// Whether a buffer may have been freed without its owner's tag.
@@ -89,8 +89,8 @@ impl World {
         self.live.len()
     }
 
-    /// Notes that an owner begins or ends a call that maps, after which it has said whether one of
-    /// its buffers was lost.
+    /// Records that an owner begins or ends a call that maps. After its end it has reported whether
+    /// one of its buffers was lost.
     pub(crate) fn begin_or_end_call(&self, owner: usize) {
         self.calls[owner].fetch_add(1, Ordering::SeqCst);
     }
@@ -188,7 +188,7 @@ pub(crate) enum Kind {
     Mapping = 3,
     /// Written by a device. The number is that of the page that the device addressed.
     Device = 4,
-    /// Where poisoned table entries lead.
+    /// The target of poisoned table entries.
     Trap = 5,
     /// None of these.
     Other = 15,

@@ -78,7 +78,7 @@ fn hugepages_of_a_pool_need_no_pin() {
     let _alone = alone();
     let Some(_pages) = Hugepages::reserve(2) else { return skipped("may not reserve hugepages") };
     let area = Area::new(0, &[(Kind::Hugetlb, 2 * HUGE)]).unwrap();
-    // They are faulted in all the same.
+    // They are faulted in anyway.
     advise(area.addr, area.bytes, libc::MADV_DONTNEED);
     let memory = area.owned(0, area.bytes);
     let _limit = Memlock::of(LIMIT);

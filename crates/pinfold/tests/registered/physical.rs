@@ -1,4 +1,4 @@
-//! Where memory is physically, and the pin that keeps it there.
+//! The physical addresses of memory, and the pin that keeps them.
 
 use crate::common::*;
 use crate::shapes::mixture;

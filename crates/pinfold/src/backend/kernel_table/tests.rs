@@ -259,7 +259,7 @@ fn memory_that_cannot_be_unmapped_is_unregistered_with_an_error() {
     assert_eq!(table.unregister_memory(page), unknown());
 }
 
-/// Where a proptest maps: pieces of pages in a small window of addresses.
+/// The steps of a proptest: maps of pieces of pages in a small window of addresses.
 #[derive(Clone, Debug)]
 enum Step {
     Map(u64, u64),

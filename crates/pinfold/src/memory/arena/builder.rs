@@ -64,8 +64,8 @@ impl ArenaBuilder {
         self.sources([source])
     }
 
-    /// Sets the sources that the memory may come from, best first. Named sources are tried whatever
-    /// the size is; the default is [`Source::PREFERENCE`], as far as the size warrants it.
+    /// Sets the sources that the memory may come from, best first. Named sources are tried for any
+    /// size; the default is [`Source::PREFERENCE`], as far as the size warrants it.
     #[must_use]
     pub fn sources(mut self, sources: impl IntoIterator<Item = Source>) -> Self {
         self.sources = Some(sources.into_iter().collect());

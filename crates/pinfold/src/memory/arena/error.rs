@@ -129,7 +129,7 @@ impl fmt::Display for ArenaReport {
 }
 
 counters! {
-    /// How much of an arena is in use. It prints as a table.
+    /// The use of an arena. It prints as a table.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct ArenaStats {
         /// The size.

@@ -96,7 +96,7 @@ impl ArenaMemory {
         self.0.policy()
     }
 
-    /// Returns what was requested, what the arena got, and which sources were unavailable.
+    /// Returns the requested and the obtained memory, and the sources that were unavailable.
     pub fn report(&self) -> ArenaReport {
         self.0.report()
     }
@@ -235,8 +235,8 @@ impl Arena {
     /// Unmaps a chunk, or quarantines it.
     fn unmap_chunk(&self, run: Run) -> Result<(), BackendError> {
         self.attachment().unmap_chunk(run.first.offset()).inspect_err(|error| {
-            // Not to be tried again: nothing would be left to clear, and the flush that failed may
-            // never complete.
+            // Not retried: nothing would be left to clear, and the flush that failed may never
+            // complete.
             tracing::error!(first = %run.first, frames = run.frames, %error, "a chunk is quarantined");
             self.state().quarantine(run, self.attachment());
         })

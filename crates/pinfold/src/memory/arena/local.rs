@@ -103,11 +103,12 @@ impl ArenaLocal {
         slots.iter_mut().filter_map(Option::take).for_each(|buffer| self.free(buffer));
     }
 
-    /// Allocates up to `count` buffers of one frame, and passes the memory of each to `each`: what
-    /// [`Buffer::into_raw`] returns of it. Returns how many there were, as [`fill`](Self::fill) does.
+    /// Allocates up to `count` buffers of one frame, and passes the memory of each to `each`, as
+    /// [`Buffer::into_raw`] returns it. Returns how many there were, as [`fill`](Self::fill) does.
     /// For a caller that keeps only addresses, as a C interface does.
     ///
-    /// Where `each` panics, it has been given what it was called with, and no more is allocated.
+    /// If `each` panics, it owns the memory of its calls, that one included, and no more is
+    /// allocated.
     pub fn fill_raw(&mut self, count: usize, mut each: impl FnMut(NonNull<u8>)) -> usize {
         let mut missing = count;
         while missing > 0 {
@@ -156,7 +157,7 @@ impl ArenaLocal {
 struct Batch<'l> {
     local: &'l mut ArenaLocal,
     frames: [Option<Frame>; BATCH],
-    /// How many have been passed.
+    /// The number of frames passed.
     passed: usize,
 }
 

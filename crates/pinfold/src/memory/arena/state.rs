@@ -193,7 +193,7 @@ impl State {
     }
 
     pub(super) fn update_peak(&self) {
-        // Not exact: this is done with every call, which then would ask all owners.
+        // Approximate: this runs with every call, and an exact count would ask all owners.
         let in_use = self.zone.in_use_roughly().saturating_sub(self.fenced);
         if in_use > self.peak.load(Ordering::Relaxed) {
             self.peak.fetch_max(in_use, Ordering::Relaxed);
@@ -288,8 +288,8 @@ impl Drop for State {
     }
 }
 
-/// Returns a zone of `frames` frames. It has at least 2 MiB: what a smaller arena lacks stays
-/// allocated, and is counted by the second value.
+/// Returns a zone of `frames` frames. It has at least 2 MiB: the frames beyond a smaller arena stay
+/// allocated, and are counted by the second value.
 fn zone(frames: u32) -> Result<(Zone, u64), FrameError> {
     let all = frames.max(Zone::MIN_FRAMES);
     let zone = Zone::new(all)?;

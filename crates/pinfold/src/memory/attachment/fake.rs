@@ -1,4 +1,4 @@
-//! A domain in which one operation fails, and that records what it was asked for.
+//! A domain in which one operation fails, and that records its calls.
 
 use super::DomainOps;
 use crate::domain::Domain;

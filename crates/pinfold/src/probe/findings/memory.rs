@@ -14,7 +14,7 @@ const ENOUGH: u64 = 256 << 20;
 const ENOUGH_FILES: u64 = 256;
 /// A server or a reception with a thread for each queue.
 const ENOUGH_THREADS: u64 = 64;
-/// How much the suggested commands reserve.
+/// The bytes that the suggested commands reserve.
 pub(super) const SUGGESTED: u64 = 1 << 30;
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
@@ -139,7 +139,7 @@ fn hugetlb(facts: &Facts, page: PageSize) -> Finding {
     let available = facts.memory.available;
     let suggested = (SUGGESTED.min(hugepages::room(available) / 2) / page.bytes()).max(1);
     let command = hugepages::grow_command(page, (pool.total, suggested), None, available);
-    // As many as are free should be usable, up to what is suggested.
+    // As many as are free should be usable, up to the suggested number.
     let usable = pool.available().min(suggested).saturating_mul(page.bytes());
     let refusing = groups.refusing(usable);
     if pool.available() > 0 && !refusing.is_empty() {
@@ -152,8 +152,8 @@ fn hugetlb(facts: &Facts, page: PageSize) -> Finding {
     match (pool.available(), pool.total) {
         (1.., _) => match tried {
             Ok(()) => finding(what, State::Good, detail),
-            // Another process may have taken the last ones meanwhile: then the reason is that, with
-            // its own command.
+            // Another process may have taken the last pages meanwhile: then that is the reason,
+            // with its own command.
             Err(refused) => Finding {
                 remedy: refused.fix.clone(),
                 ..finding(

@@ -1,5 +1,5 @@
-//! How requests end that do not complete: refused, lost, stopped, late, with a unit that has failed,
-//! and with a loop that is dropped.
+//! Requests that do not complete: refused, lost, stopped, late, with a unit that has failed, and
+//! with a loop that is dropped.
 
 use super::*;
 use pinfold_core::domain::quarantined_bytes;
@@ -236,7 +236,7 @@ fn lent_payloads_go_to_the_driver_and_back() {
     assert_eq!(requests.segments(token).map(drop), Err(error));
     requests.stopped();
     assert_eq!((requests.in_flight(), requests.held()), (1, 0));
-    // Another loop does not take it.
+    // Another loop does not accept it.
     let mut other = Requests::<_, 2>::new(domain, Policy::Strict, 2, limits(HOUR)).unwrap();
     let lent = other.take_back(lent).unwrap_err();
     let lent = other.completed_lent(lent).unwrap_err();
@@ -370,7 +370,7 @@ fn a_drop_waits_for_no_more_than_its_limit() {
         let _at_device = begin(&mut requests);
         let since = Instant::now();
         drop(requests);
-        // Of the deadline of one flush, 5 s.
+        // The deadline of one flush, 5 s.
         assert!(since.elapsed() < Duration::from_secs(4), "{:?}", since.elapsed());
         let stats = domain.stats();
         assert_eq!((stats.deferred, stats.quarantined), expected);
@@ -434,8 +434,8 @@ fn a_payload_that_wrongly_claims_to_stay_mapped_is_refused_in_time() {
     assert!(refused.payloads[0].as_ref().is_some_and(|page| !manual.reaches(page)));
 }
 
-/// What was given up was submitted, so that the device may work on it: it is not refused, whose
-/// payloads would be returned at once.
+/// A request that was given up has been submitted, so the device may work on it: it cannot be
+/// refused, which would return its payloads at once.
 #[test]
 fn a_request_that_is_lost_cannot_be_refused() {
     for policy in PER_REQUEST {

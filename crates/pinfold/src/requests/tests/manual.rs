@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
-/// What the unit does, and the device could reach.
+/// The state of the unit, and the memory that the device could reach.
 #[derive(Default)]
 struct Unit {
-    /// By the first address: the range, and where its memory is.
+    /// Keyed by first address: the range, and the address of its memory.
     mapped: BTreeMap<u64, (IovaRange, usize)>,
     in_flight: Vec<(Ticket, IovaRange, usize)>,
     last: u64,
@@ -27,7 +27,7 @@ struct Unit {
     wakers: Vec<(Ticket, Until, Waker)>,
     /// A wait completes what it waits for.
     obliges: bool,
-    /// Nothing completes any more.
+    /// No flush completes any more.
     failed: bool,
     /// All flushes are past their deadline.
     overdue: bool,
@@ -39,7 +39,7 @@ struct Unit {
     panics: bool,
     /// Waits panic.
     wait_panics: bool,
-    /// How many waits had no limit but the deadline of their flush.
+    /// The number of waits limited only by the deadline of their flush.
     unlimited_waits: u64,
 }
 
@@ -253,7 +253,7 @@ impl Manual {
         wakers.into_iter().for_each(|(.., waker)| waker.wake());
     }
 
-    /// Has waits complete what they wait for.
+    /// Makes waits complete the flushes that they wait for.
     pub(super) fn oblige(&self) {
         self.unit.lock().obliges = true;
     }

@@ -19,7 +19,7 @@ enum Step {
     DropLent(usize),
     Stop,
     Poll,
-    /// That many flushes complete.
+    /// This many flushes complete.
     Flush(u64),
 }
 
@@ -41,7 +41,7 @@ enum At {
 }
 
 struct Model {
-    /// What has not been returned, with its pages.
+    /// Requests that have not been returned, with their pages.
     requests: BTreeMap<(usize, u64), (Token, At, Vec<usize>)>,
     begun: u64,
     depth: usize,

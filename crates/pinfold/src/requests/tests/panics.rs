@@ -46,7 +46,7 @@ fn a_revocation_that_panics_loses_no_slot() {
         manual.complete_all();
         requests.poll(&mut ended);
         let ended = ended_by(&ended);
-        // Of `revoke`, the others are revoked by the next poll.
+        // After a panic of `revoke`, the others are revoked by the next poll.
         let of_others = |token| match policy {
             Policy::Revoke => (token, End::Quiesced),
             _ => lost(token),
@@ -71,7 +71,7 @@ fn a_wait_that_panics_loses_no_slot() {
     assert_empty(&mut requests, &manual);
 }
 
-/// One that waits for a flush which was late before.
+/// A request that waits for a flush which was late before.
 #[test]
 fn a_wait_that_panics_keeps_the_count_of_late_requests() {
     let manual = Manual::new();

@@ -49,7 +49,7 @@ fn the_descriptor_is_readable_when_a_poll_finds_something() {
     assert_eq!(polled(&mut requests).len(), 1);
 }
 
-/// Also where the deadline of the backend has passed: that is not the loop's.
+/// Also if the deadline of the backend has passed, which is not the loop's.
 #[test]
 fn the_descriptor_is_readable_when_a_flush_is_late_and_when_it_ends() {
     for overdue in [false, true] {
@@ -110,7 +110,7 @@ fn the_descriptor_tells_of_a_unit_that_fails() {
     assert!(matches!(polled(&mut requests)[0].end, End::Lost(_)));
 }
 
-/// Where the kernel keeps the table, nothing is ever held.
+/// A backend whose table the kernel keeps never holds anything.
 #[test]
 fn a_backend_without_flushes_returns_at_the_first_poll() {
     for policy in PER_REQUEST {
@@ -181,7 +181,7 @@ fn a_wait_ends_when_a_flush_is_late() {
     assert!(since.elapsed() >= SHORT && ended.len() == 1);
 }
 
-/// Of several payloads none wakes by the deadline of the backend, which has passed.
+/// None of several payloads wakes by the deadline of the backend, which has passed.
 #[test]
 fn the_descriptor_stays_quiet_for_each_payload_of_a_late_request() {
     let manual = Manual::new();

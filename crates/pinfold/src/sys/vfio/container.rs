@@ -20,7 +20,7 @@ pub(crate) struct Info {
     /// The first and the last address of each usable range; `None` if the kernel does not report
     /// it.
     pub(crate) ranges: Option<Vec<(u64, u64)>>,
-    /// How many more mappings are allowed; `None` if the kernel does not report it.
+    /// The number of further mappings allowed; `None` if the kernel does not report it.
     pub(crate) entries_left: Option<u64>,
 }
 

@@ -117,7 +117,7 @@ pub(crate) const INFO_PGSIZES: u32 = 1;
 pub(crate) const INFO_CAPS: u32 = 2;
 /// The I/O virtual addresses that may be used (Linux 5.4).
 pub(crate) const CAP_IOVA_RANGE: u16 = 1;
-/// How many more mappings are allowed (Linux 5.10).
+/// The capability with the number of further mappings allowed (Linux 5.10).
 pub(crate) const CAP_DMA_AVAIL: u16 = 3;
 
 /// `vfio_iommu_type1_info`.

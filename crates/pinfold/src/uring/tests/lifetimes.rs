@@ -39,7 +39,7 @@ fn write(file: &File, memory: DmaMemory<'_>, index: BufferIndex) -> squeue::Entr
         .build()
 }
 
-/// No ring, no test.
+/// Without rings there is no test.
 fn rings<const N: usize>() -> Option<[IoUring; N]> {
     let rings: Vec<IoUring> = (0..N).map_while(|_| IoUring::new(8).ok()).collect();
     rings.try_into().ok()
@@ -320,7 +320,7 @@ fn the_memlock_error_has_the_figures_and_the_command() {
             text.contains(&format!("{asked} bytes more")) && text.contains("memlock"),
             "{text}"
         );
-        // Nothing stays pinned: what fits still fits.
+        // Nothing stays pinned: the same registration still fits.
         drop(RingBuffers::register(&ring, &[small.into()]).unwrap());
     });
 }
@@ -420,9 +420,9 @@ fn wait_at(fd: BorrowedFd<'_>) -> Duration {
     start.elapsed()
 }
 
-/// Whether the thread that has submitted waits, or another one while it sleeps; the transfer
-/// completes meanwhile. With deferred completions nothing would be readable, and there is nothing to
-/// wait for.
+/// Waits on the submitting thread, or on another one while that sleeps; the transfer completes
+/// meanwhile. With deferred completions nothing would be readable, and there is nothing to wait
+/// for.
 #[test]
 fn a_completion_wakes_who_waits_at_the_descriptor() {
     for (one_thread, elsewhere) in [(false, false), (false, true), (true, false)] {

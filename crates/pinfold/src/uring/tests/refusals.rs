@@ -98,7 +98,7 @@ fn impossible_queues_are_rejected_with_the_reason() {
     ));
 }
 
-/// Not "Bad file descriptor", or "Invalid argument" of a size, after the request.
+/// The error is not "Bad file descriptor", or "Invalid argument" of a size, after the request.
 #[test]
 fn a_direction_that_the_file_was_not_opened_for_is_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -158,7 +158,7 @@ fn an_insufficient_memlock_is_a_note_with_the_command() {
         )
     });
     let [.., Note::NotFixed { memlock: Some(refused), errno: Errno::NOMEM, .. }] = notes[..] else {
-        // No ring at all, or none that counts.
+        // No ring could be created, or none that counts.
         assert!(notes.iter().any(|note| matches!(note, Note::NoRing(_))), "{notes:?}");
         return;
     };

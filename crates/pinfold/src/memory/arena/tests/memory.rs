@@ -379,8 +379,8 @@ fn frames_by_address_are_buffers_and_keep_the_arena() {
     }));
 }
 
-/// What was passed to the callback is its own, also by the call that panics; all else is free, and
-/// nothing keeps the arena.
+/// The callback owns the buffers passed to it, also in the call that panics; everything else is
+/// free, and nothing keeps the arena.
 #[test]
 fn a_callback_that_panics_keeps_only_what_it_was_given() {
     for panics_at in [1, 3, 64, 65, 130] {
