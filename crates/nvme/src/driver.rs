@@ -1,4 +1,4 @@
-//! The driver: [`Controller`], [`Queue`], and what is in flight between them.
+//! The driver: [`Controller`], [`Queue`], and the requests in flight between them.
 //!
 //! [`Controller::start`] resets, enables and identifies a controller; [`Controller::create_queue`]
 //! creates a [`Queue`], which one thread owns. The payload of a request is moved into it and
@@ -19,9 +19,9 @@
 //! not sent before the older one has ended: no retry reverses what was acknowledged since. See
 //! [`Queue`] for requests of several queues.
 //!
-//! A request that does not complete in time is aborted. Where that does not complete it either, its
-//! payload and list pages are *quarantined* until [`Controller::reset`] has seen the controller
-//! disabled. Late completions are only counted.
+//! A request that does not complete in time is aborted. If it still does not complete, its payload
+//! and list pages are *quarantined* until [`Controller::reset`] has seen the controller disabled.
+//! Late completions are only counted.
 //!
 //! ```
 //! # use pinfold_nvme_model::{MemoryMedia, ModelConfig, ModelController, Namespace};

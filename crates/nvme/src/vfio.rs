@@ -72,7 +72,7 @@ pub enum PciError {
     },
 }
 
-// What a function must be to be taken over, whoever has opened it.
+// Conditions for taking over a function, independent of who opened it.
 
 pub(crate) fn check_class(bdf: Bdf, class: u32) -> Result<(), PciError> {
     if class == NVME_CLASS { Ok(()) } else { Err(PciError::Class { bdf, class }) }

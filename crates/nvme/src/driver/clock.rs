@@ -38,8 +38,8 @@ impl<F: Fn() -> u64 + Send + Sync> Clock for F {
 /// flight.
 ///
 /// A process that was stopped (SIGSTOP, a debugger, the freezer of a control group, a paused
-/// virtual machine) finds every deadline passed, whatever the device has done, and a device of the
-/// same machine has stood still too. A program that polls more rarely than every second finds
+/// virtual machine) finds every deadline passed, even if the device was on time, and a device of
+/// the same machine was stopped too. A program that polls more rarely than every second finds
 /// timeouts later, at most by as much.
 #[derive(Debug)]
 pub struct Unpaused<C> {
@@ -73,7 +73,7 @@ impl<C: Clock> Clock for Unpaused<C> {
             let now_ns = self.clock.now_ns();
             let state = self.state.load(Ordering::Acquire);
             let (seen, left_out) = (state >> 32, state & u64::from(u32::MAX));
-            // Another thread has looked since, perhaps after a pause: read again.
+            // Another thread has read the clock since, perhaps after a pause: read again.
             let Some(gap) = Self::ticks(now_ns).checked_sub(seen) else { continue };
             let left_out = left_out + gap.saturating_sub(Self::MAX_GAP);
             let seen = (seen + gap) << 32 | left_out;

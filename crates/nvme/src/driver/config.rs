@@ -10,11 +10,11 @@ use std::time::Duration;
 /// Configures the driver; [`Config::default`] suits most programs.
 #[derive(Clone)]
 pub struct Config {
-    /// How long a request may take before it is aborted; a retry may take as long again, but all of
+    /// The time limit of a request before it is aborted; a retry may take as long again, but all of
     /// a request with its retries at most twice that and [`retry_limit`](Self::retry_limit). The
     /// time for which it waits for older requests to the same blocks does not count. Default: 30 s.
     pub timeout: Duration,
-    /// How long an abort may take before its request is quarantined; 0 quarantines at once, without
+    /// The time limit of an abort before its request is quarantined; 0 quarantines at once, without
     /// an abort. Default: 5 s.
     pub abort_timeout: Duration,
     /// For how long a command whose status permits a retry (DNR clear) is sent again, from its
@@ -22,7 +22,7 @@ pub struct Config {
     /// ms, and so on up to a second; a media error at most 4 times. Commands that the controller
     /// wants to have later than that fail at once. 0 retries nothing. Default: 10 s.
     pub retry_limit: Duration,
-    /// How long an admin command may take. Default: 60 s.
+    /// The time limit of an admin command. Default: 60 s.
     pub admin_timeout: Duration,
     /// The number of I/O queue pairs to request; the controller may grant fewer. Default: 16.
     pub queues: u16,

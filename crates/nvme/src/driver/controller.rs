@@ -1,4 +1,4 @@
-//! A controller as its users hold it.
+//! [`Controller`]: the handle of a controller for its users.
 
 use super::config::{Config, ControllerStats};
 use super::error::Error;
@@ -51,7 +51,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     }
 
     /// Disables and enables the controller. Once it has been seen disabled, quarantined payloads
-    /// can be recovered; existing queues report what was in flight as
+    /// can be recovered; existing queues report requests in flight as
     /// [`CommandError::Reset`](super::CommandError::Reset) and accept nothing more: create new
     /// ones.
     ///
@@ -110,9 +110,9 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
 
     /// Returns the asynchronous events since the last call, at most 64; [`stats`](Self::stats)
     /// counts all. Reads the log pages that they name, and identifies the namespaces again if one
-    /// changed. Bounded in time, whatever the controller reports: about 8 times
-    /// [`Config::admin_timeout`], and what remains is left to the next call. Events also arrive while a queue is used: its next submission then identifies the
-    /// namespaces.
+    /// changed. Bounded in time for any reports of the controller: about 8 times
+    /// [`Config::admin_timeout`], and the rest is left to the next call. Events also arrive while a
+    /// queue is used: its next submission then identifies the namespaces.
     ///
     /// # Errors
     /// As [`scan_namespaces`](Self::scan_namespaces).
@@ -128,9 +128,10 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
         self.inner.health()
     }
 
-    /// Sends an admin command of the program's own, waits for it, and returns DW0 of its completion.
-    /// `data` are sent, or replaced by what the controller has written, followed by zeroes; as the
-    /// [direction](RawCommand::direction) says. The controller gets a copy of them, of a page.
+    /// Sends an admin command of the program's own, waits for it, and returns DW0 of its
+    /// completion. `data` are sent, or replaced by the data that the controller has written,
+    /// followed by zeroes, according to the [direction](RawCommand::direction). The controller gets
+    /// a copy of them, of a page.
     ///
     /// Commands that change the namespaces (format, sanitize, management, attachment) have them
     /// identified again before the next request. Those that the driver relies on are refused: its

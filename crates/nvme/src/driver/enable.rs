@@ -16,10 +16,10 @@ const DEFAULT_SHUTDOWN_LIMIT_NS: u64 = 10_000_000_000;
 /// The longest limit for a shutdown, whatever RTD3E reports: a drop waits for it.
 const MAX_SHUTDOWN_LIMIT_NS: u64 = 60_000_000_000;
 
-/// How long to wait for a change of CSTS.RDY.
+/// The limit of a wait for a change of CSTS.RDY.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadyWait {
-    /// As long as the controller reports that it may take.
+    /// The time that the controller reports.
     Reported,
     /// Read CSTS once: an earlier attempt waited for the full time.
     Once,

@@ -78,10 +78,10 @@ pub enum Error {
         /// Its status.
         status: Status,
     },
-    /// A command of the program's own changes what the driver relies on.
+    /// A command of the program's own changes state that the driver relies on.
     #[error("a command that changes {what} is not sent: that is the driver's own")]
     OwnedByDriver {
-        /// What it changes.
+        /// The state that it changes.
         what: &'static str,
     },
     /// A command of the program's own is not known, so that it cannot be known to be harmless.
@@ -200,10 +200,10 @@ pub enum Reject {
         /// Its opcode.
         opcode: u8,
     },
-    /// A command of the program's own changes what the driver relies on.
+    /// A command of the program's own changes state that the driver relies on.
     #[error("a command that changes {what} is not sent: that is the driver's own")]
     OwnedByDriver {
-        /// What it changes.
+        /// The state that it changes.
         what: &'static str,
     },
     /// A command of the program's own has data in both directions.

@@ -12,7 +12,7 @@ pub(super) struct RequestId {
     /// The queue's serial number.
     pub(super) queue: u64,
     pub(super) tag: u16,
-    /// How often the tag was used.
+    /// The number of uses of the tag.
     pub(super) sequence: u64,
 }
 
@@ -200,7 +200,7 @@ pub(super) fn count_quarantined_bytes(bytes: u64) {
     QUARANTINED_BYTES.fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// Returns a serial number that no other queue of the process has had, whatever its controller: a
+/// Returns a serial number that is unique among the queues of the process, of all controllers: a
 /// completion of one controller must not release a payload of another. 0 is not a queue's.
 pub(super) fn next_queue_serial() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
@@ -266,7 +266,7 @@ impl SharedState {
         self.namespaces.store((self.namespace_version() | 1).wrapping_add(1), Ordering::Release);
     }
 
-    /// Drops what was submitted in `generation`, or quarantines it where the controller may still
+    /// Drops a payload submitted in `generation`, or quarantines it if the controller may still
     /// access it.
     pub(super) fn drop_or_quarantine<P>(&self, payload: P, generation: u64) {
         if self.generation() > generation {

@@ -44,21 +44,21 @@ impl Extent {
     }
 }
 
-/// How many blocks a group has, as a power of two: more than most requests.
+/// log2 of the blocks in a group: more than most requests have.
 const GROUP_SHIFT: u32 = 4;
 /// The most groups that are counted for one extent; a longer one is *wide*.
 const MAX_GROUPS: u64 = 4;
 /// Counters for each request of a queue, so that few groups of different requests share one.
 const COUNTERS: usize = 8;
 
-/// How many extents are in each group of blocks, by a hash of the group. Two extents that overlap
-/// have a group in common; so one of whose groups there is no other overlaps with none.
+/// The number of extents in each group of blocks, by a hash of the group. Two overlapping extents
+/// have a group in common, so an extent that is alone in its groups overlaps with none.
 #[derive(Debug)]
 struct Groups {
     counts: Box<[u32]>,
     /// The upper bits of a hash that number a counter begin here.
     shift: u32,
-    /// How many extents are wide. Each may be in any group.
+    /// The number of wide extents. Each may be in any group.
     wide: usize,
 }
 
@@ -82,7 +82,7 @@ impl Groups {
         usize::try_from(hash >> self.shift).unwrap_or(0)
     }
 
-    /// Counts an extent that is not empty, once more or once less.
+    /// Adds or removes an extent that is not empty.
     fn count(&mut self, extent: &Extent, more: bool) {
         let Some(groups) = Self::of(extent) else {
             self.wide = if more { self.wide + 1 } else { self.wide - 1 };
@@ -107,12 +107,12 @@ impl Groups {
 /// The extents of the requests of a queue that have not ended.
 #[derive(Debug)]
 pub(super) struct Extents {
-    /// In no order: a scan reads those in flight and nothing else.
+    /// Unordered: a scan reads the requests in flight and nothing else.
     live: Vec<(Extent, u16)>,
     groups: Groups,
     /// The position of each tag in `live`; meaningful while it is there.
     places: Box<[usize]>,
-    /// How many of them change their blocks.
+    /// The number of extents whose requests change their blocks.
     changing: usize,
 }
 
@@ -179,7 +179,8 @@ impl Extents {
 /// A request that waits for a retry, has been sent again, or waits for such a request.
 #[derive(Clone, Copy, Debug)]
 struct Retried {
-    /// Where it is in the order of all of the controller. Two may have the same, of one queue.
+    /// The position in the order of all retries of the controller. Two of one queue may have the
+    /// same.
     age: u64,
     /// The serial number of its queue.
     queue: u64,
@@ -192,9 +193,9 @@ struct Retried {
 #[derive(Debug, Default)]
 struct RetryList {
     requests: Vec<Retried>,
-    /// How many requests all queues have together: the most that there can be here.
+    /// The number of requests that all queues can have together: the most entries of the list.
     most: usize,
-    /// The age of the next one.
+    /// The age of the next entry.
     next_age: u64,
 }
 
@@ -202,8 +203,8 @@ struct RetryList {
 /// waits for those, until they have completed.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
-    /// How many there are. A submission that the program orders after the poll that has seen the
-    /// failure, in whatever way, sees it counted.
+    /// The number of listed requests. A submission that the program orders after the poll that saw
+    /// the failure, in whatever way, sees it counted.
     count: AtomicUsize,
     list: Mutex<RetryList>,
 }
@@ -214,7 +215,7 @@ impl Retries {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for the requests of one more queue.
+    /// Reserves space for the requests of one more queue.
     pub(super) fn add_queue(&self, depth: usize) {
         let mut list = self.list();
         list.most += depth;

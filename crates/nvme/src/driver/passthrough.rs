@@ -1,6 +1,6 @@
-//! [`RawCommand`]: a command of the program's own, which the driver sends for it. What the driver
-//! relies on stays the driver's: its queues, their interrupts' events, and commands that would give
-//! the controller an address.
+//! [`RawCommand`]: a command of the program's own, which the driver sends for it. The driver
+//! refuses commands that affect its own state: its queues, their interrupts' events, and commands
+//! that would give the controller an address.
 
 use super::error::{Error, Reject};
 use crate::spec::{Command, PAGE_BYTES, admin, feature, nvm};
@@ -10,7 +10,7 @@ use zerocopy::little_endian::U32;
 /// [`Controller::admin`](super::Controller::admin) and [`Queue::raw`](super::Queue::raw).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RawCommand {
-    /// The opcode. Its lowest two bits say which way its data go.
+    /// The opcode. Its lowest two bits are the direction of its data.
     pub opcode: u8,
     /// The namespace; of an admin command that is not about one, 0 or `u32::MAX`.
     pub nsid: u32,
@@ -18,7 +18,7 @@ pub struct RawCommand {
     pub cdw: [u32; 6],
 }
 
-/// Which way the data of a command go (Base, "Opcodes": bits 1:0).
+/// The direction of a command's data (Base, "Opcodes": bits 1:0).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DataDirection {
     /// It has none.
@@ -32,7 +32,7 @@ pub enum DataDirection {
 }
 
 impl RawCommand {
-    /// Returns which way the data of the command go.
+    /// Returns the direction of the command's data.
     pub fn direction(&self) -> DataDirection {
         match self.opcode & 3 {
             0 => DataDirection::None,

@@ -30,7 +30,7 @@ pub(super) struct CommandSlot {
 /// The retries of a command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RetryState {
-    /// How often it was or will be sent again.
+    /// The number of times that it was or will be sent again.
     pub(super) attempts: u32,
     /// When it failed first; meaningful after the first attempt.
     pub(super) since_ns: u64,
@@ -129,7 +129,8 @@ pub(super) struct RequestSlot {
     pub(super) blockers: usize,
     /// Whether other queues wait for it: it is retried, or waits for what is, or for another queue.
     pub(super) listed: bool,
-    /// What is older on the list has to end first; meaningful while it is unblocked or listed.
+    /// The age on the list of retries: older entries have to end first. Meaningful while it is
+    /// unblocked or listed.
     pub(super) age: u64,
     pub(super) block_shift: u32,
     /// The first block of the next command.
@@ -289,7 +290,7 @@ impl<S: ChunkSource> CompletionRing<S> {
         (std::mem::take(&mut self.unpublished) > 0).then_some(self.head)
     }
 
-    /// As [`take_head`](Self::take_head), but only where the controller may lack entries for
+    /// Like [`take_head`](Self::take_head), but only where the controller may lack entries for
     /// `in_flight` commands.
     #[inline]
     pub(super) fn take_head_if_full(&mut self, in_flight: usize) -> Option<u32> {
@@ -305,9 +306,9 @@ impl<S: ChunkSource> CompletionRing<S> {
 
 // Command identifiers.
 
-/// How a queue makes command identifiers: the slot of the command in the low bits, and above it as
-/// many bits of the slot's use count as fit. FFFFh is not used: it means "no command" in the error
-/// log (Base 3.3.3.1).
+/// The layout of a queue's command identifiers: the slot of the command in the low bits, and above
+/// it as many bits of the slot's use count as fit. FFFFh is not used: it means "no command" in the
+/// error log (Base 3.3.3.1).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CommandIds {
     slot_bits: u32,

@@ -164,7 +164,7 @@ impl Status {
     }
 
     /// Returns whether the controller was not ready for the command and may be later: DNR is clear,
-    /// and it asks for a delay (CRD) or says so by the code.
+    /// and it asks for a delay (CRD) or its status code means that.
     pub const fn is_not_ready(self) -> bool {
         self.may_retry() && (self.retry_delay() > 0 || self.is_not_executed())
     }

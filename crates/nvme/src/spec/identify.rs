@@ -214,7 +214,7 @@ pub struct NamespaceData {
     pub rescap: u8,
     /// FPI.
     pub fpi: u8,
-    /// DLFEAT bits 2:0: what a deallocated block reads as; 001b is zeroes.
+    /// DLFEAT bits 2:0: the content that a deallocated block reads as; 001b is zeroes.
     pub deallocate: u8,
     /// NAWUN to the formats.
     pub reserved_34: [u8; 94],

@@ -28,7 +28,7 @@ impl Pages {
         Self::of(at.cast(), len)
     }
 
-    /// As [`new`](Self::new), on hugepages where the kernel has them.
+    /// Like [`new`](Self::new), on hugepages where the kernel has them.
     pub(crate) fn large(len: usize) -> Result<Self, Box<dyn Error>> {
         let pages = Self::new(len)?;
         // SAFETY: the range was mapped above. It is advice, and its failure changes nothing.
@@ -36,7 +36,7 @@ impl Pages {
         Ok(pages)
     }
 
-    /// As [`new`](Self::new), at a multiple of `align` bytes (a power of two).
+    /// Like [`new`](Self::new), at a multiple of `align` bytes (a power of two).
     pub(crate) fn aligned(len: usize, align: usize) -> Result<Self, Box<dyn Error>> {
         let all = ManuallyDrop::new(Self::new(len.checked_add(align).ok_or("too long")?)?);
         let before = all.addr().next_multiple_of(align) - all.addr();
@@ -45,7 +45,7 @@ impl Pages {
         let part = Self { base, len };
         // SAFETY: as above.
         let behind = unsafe { base.add(len) };
-        // What is before and behind it is dropped: mapped above, and used by nothing.
+        // The parts before and behind it are dropped: mapped above, and used by nothing.
         [(all.base, before), (behind, align - before)]
             .into_iter()
             .filter(|(_, len)| *len > 0)

@@ -1,5 +1,5 @@
-//! What a case prints: figures that it counted, messages that the library returned, and promises
-//! with whether they held.
+//! The output of a case: counts, messages that the library returned, and promises with whether they
+//! held.
 
 use crate::cases::Case;
 use std::fmt;
@@ -22,7 +22,7 @@ enum Line {
     Said { name: &'static str, text: String },
     /// A promise, and whether it held.
     Promise { text: &'static str, held: bool },
-    /// What this machine lacks, and what was left out for that.
+    /// A facility that this machine lacks, and the part that was skipped for that reason.
     Note(String),
 }
 

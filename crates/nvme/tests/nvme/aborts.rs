@@ -225,7 +225,7 @@ struct Flood {
     registers: ModelRegisters,
     arena: Arena,
     ring: Arc<AtomicU64>,
-    /// How many entries were written, or `u64::MAX` before the flood begins.
+    /// The number of entries written, or `u64::MAX` before the flood begins.
     written: Arc<AtomicU64>,
 }
 

@@ -1,4 +1,4 @@
-//! What waits for what, where more than two requests and two queues are concerned.
+//! The order of conflicting requests among more than two requests and two queues.
 
 use crate::common::*;
 use crate::faults::settle;

@@ -49,7 +49,7 @@ fn commands_with_and_without_data_do_what_they_say() {
     let discard = queue.raw_write(&discard, 16, payload).unwrap();
     assert_eq!(one(&mut queue, discard).1, Ok(()));
     assert!(read(&mut queue) == [0; 8192]);
-    // What the controller does not know is its answer.
+    // The controller's own answer to a command that it does not know is returned.
     let compare = raw(nvm::COMPARE, 0, 1);
     let compare = queue.raw_write(&compare, 512, Buffer::new(&bench.arena, 4096)).unwrap();
     let result = one(&mut queue, compare).1;

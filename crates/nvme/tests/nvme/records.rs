@@ -1,5 +1,5 @@
-//! What the driver records of commands that end late, twice, or not at all: a slot, a tag and a
-//! count are those of the command that they were recorded for.
+//! The driver's records of commands that end late, twice, or not at all: a slot, a tag and a count
+//! belong to the command that they were recorded for.
 
 use crate::common::*;
 use crate::faults::{SECOND, quarantined, settle};

@@ -1,5 +1,4 @@
-//! Enabling a controller and reading what it is (Base 3.5.1, "Memory-based Controller
-//! Initialization").
+//! Enabling and identifying a controller (Base 3.5.1, "Memory-based Controller Initialization").
 
 use super::state::{Control, ControllerInfo, Inner};
 use crate::driver::clock::RetryDelays;

@@ -212,7 +212,7 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         admin.fetch(&self.registers, &self.config, what, command).map(|(data, _)| data)
     }
 
-    /// As [`Controller::admin`](crate::driver::Controller::admin).
+    /// Like [`Controller::admin`](crate::driver::Controller::admin).
     pub(in crate::driver) fn admin(
         &self,
         raw: &RawCommand,

@@ -1,9 +1,9 @@
-//! The order of conflicting requests, and retries that their owner gives up.
+//! The order of conflicting requests, and retries that their owner abandons.
 //!
 //! A request that conflicts with older ones of its queue is *held*: when the last of them has
 //! completed it is *unblocked*, and the next poll sends it, unless it conflicts with a retry of
-//! another queue as well. Nothing wakes this queue when that one has ended, so it looks again every
-//! millisecond, the shortest delay of a retry.
+//! another queue as well. Nothing wakes this queue when that retry has ended, so it checks again
+//! every millisecond, the shortest delay of a retry.
 
 use super::pair::Queue;
 use crate::driver::error::CommandError;
@@ -13,7 +13,7 @@ use crate::driver::slots::CommandState;
 use crate::registers::Registers;
 use pinfold_core::dma_pool::ChunkSource;
 
-/// How often a queue looks whether a retry of another queue has ended.
+/// The interval at which a queue checks whether a retry of another queue has ended.
 pub(super) const RECHECK_NS: u64 = 1_000_000;
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
@@ -37,8 +37,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         false
     }
 
-    /// Has other queues wait for a request, which waits for a retry or for another queue, and for
-    /// all that are held behind it: each could be carried out long after what they submit later.
+    /// Makes other queues wait for a request that waits for a retry or for another queue, and for
+    /// all that are held behind it: each could be carried out long after requests that they submit
+    /// later.
     ///
     /// None of those behind it is older, or two queues would wait for each other.
     #[cold]
@@ -70,14 +71,14 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
     }
 
-    /// Has other queues wait for a request that is held, if they wait for one that it is behind. It
+    /// Makes other queues wait for a held request if they wait for a request that it is behind. It
     /// is not older than any of these.
     #[cold]
     fn list_if_behind(&mut self, tag: u16, extent: &Extent) {
         if self.requests.get(usize::from(tag)).is_none_or(|request| request.listed) {
             return;
         }
-        // Those that are held after it were submitted later.
+        // Requests that are held after it were submitted later.
         let place = self.held.iter().position(|held| *held == tag).unwrap_or(0);
         let later = self.held.get(place..).unwrap_or_default();
         let before = self.extents.conflicting(extent).filter(|other| !later.contains(other));
@@ -120,7 +121,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
     }
 
-    /// Notes that a request has completed: those that waited for it alone are unblocked.
+    /// Records that a request has completed: those that waited for it alone are unblocked.
     pub(super) fn end_order(&mut self, tag: u16) {
         let Some(extent) = self.extents.remove(tag) else { return };
         let request = self.requests.get_mut(usize::from(tag));
@@ -156,7 +157,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
     }
 
-    /// Has the unblocked requests sent that conflict with no retry of another queue. After
+    /// Sends the unblocked requests that conflict with no retry of another queue. After
     /// [`abandon_retries`](Self::abandon_retries) the others fail.
     #[cold]
     pub(super) fn send_unblocked(&mut self) {
@@ -179,7 +180,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             }
             waits && !self.retries_abandoned
         });
-        // Those that such a failure has unblocked.
+        // Requests that such a failure has unblocked.
         unblocked.append(&mut self.unblocked);
         self.unblocked = unblocked;
     }

@@ -85,7 +85,7 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     /// Requests that only conflict with retries of other queues, if with any. Nothing of them was
     /// sent.
     pub(super) unblocked: Vec<u16>,
-    /// How many requests other queues wait for.
+    /// The number of requests that other queues wait for.
     pub(super) listed: usize,
     /// Room for the extents of requests; empty between two calls.
     pub(super) behind: Vec<Extent>,
@@ -259,7 +259,7 @@ impl<R: Registers, S: ChunkSource + Clone> Drop for Queue<R, S> {
 pub struct Vector {
     /// The index into the controller's MSI-X table.
     pub number: u16,
-    /// Where the interrupt arrives.
+    /// The object that receives the interrupt.
     pub interrupt: Arc<dyn Interrupt>,
 }
 

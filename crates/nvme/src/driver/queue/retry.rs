@@ -1,11 +1,11 @@
 //! Commands whose status permits a retry (DNR clear) are sent again, after the delay that the
 //! controller asks for.
 //!
-//! A flush, and a command of the program's own, is the exception: one that may have been carried out is not repeated, whatever its
-//! status says. Data that could not be written may be dropped with the error, and the next flush
-//! then succeeds without it. Only a controller that reports that it did not execute the command, by
-//! the code "namespace not ready" or "command interrupted", is asked again. Every other command
-//! carries what it needs to be repeated; none is sent with FUA.
+//! A flush, and a command of the program's own, is the exception: one that may have been carried
+//! out is not repeated, whatever its status. Data that could not be written may be dropped with the
+//! error, and the next flush then succeeds without them. It is sent again only if the controller
+//! reports that it did not execute the command, by the code "namespace not ready" or "command
+//! interrupted". Every other command carries what it needs to be repeated; none is sent with FUA.
 //!
 //! A waiting command keeps its slot and its list pages, and a poll sends it when it is due: nothing
 //! sleeps. If its namespace is formatted or detached meanwhile, it is not sent again.
@@ -97,7 +97,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     }
 
     /// Sends a command again, under another identifier: a second completion of the earlier attempt
-    /// is not taken for its own.
+    /// is not mistaken for its own.
     fn send_again(&mut self, index: u16) {
         let Some(slot) = self.commands.get_mut(usize::from(index)) else { return };
         (slot.state, slot.abort) = (CommandState::InFlight, AbortState::None);
@@ -113,7 +113,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     }
 
     /// Fails the requests that wait for a retry, with the status of their last attempt, and retries
-    /// none from now on: for a program that gives up.
+    /// none from now on: for a program that abandons its requests.
     pub fn abandon_retries(&mut self) {
         self.retries_abandoned = true;
         while let Some(&index) = self.retrying.first() {
@@ -164,8 +164,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
 // quarantined.
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
-    /// Gives up overdue requests: aborts their commands first, then quarantines them. A timeout is
-    /// not a completion: what the controller may still access is not released.
+    /// Ends overdue requests: aborts their commands first, then quarantines them. A timeout is not
+    /// a completion: memory that the controller may still access is not released.
     pub(super) fn expire_overdue(&mut self) {
         let now_ns = self.now_ns;
         let mut next_ns = u64::MAX;

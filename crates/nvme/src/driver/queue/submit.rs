@@ -1,4 +1,4 @@
-//! From requests to commands.
+//! The translation of requests to commands.
 
 use super::pair::Queue;
 use crate::driver::admin_queue::STATUS_INTERVAL_NS;
@@ -19,12 +19,12 @@ use pinfold_core::gather::Profile;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// How much of a request was sent.
+/// The part of a request that was sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sent {
     /// All commands.
     All,
-    /// Not all: slots or list pages ran out.
+    /// A part: slots or list pages ran out.
     Part,
 }
 
@@ -103,7 +103,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     }
 
     /// Makes completed writes durable. After an error other than "namespace not ready" and "command
-    /// interrupted", what was written before may be lost, and the success of a later flush does not
+    /// interrupted", data written before may be lost, and the success of a later flush does not
     /// prove otherwise.
     ///
     /// # Errors
@@ -160,8 +160,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
     }
 
-    /// As [`raw`](Self::raw), for one whose data the controller writes: the payload's first `bytes`
-    /// bytes. What the command says of its length is the program's to get right, except for one that
+    /// Like [`raw`](Self::raw), for a command whose data the controller writes: the payload's first
+    /// `bytes` bytes. The program is responsible for the length in the command, except for one that
     /// names its blocks; the controller reaches no page beside the payload's.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
     }
 
-    /// As [`raw_read`](Self::raw_read), for one whose data the controller reads.
+    /// Like [`raw_read`](Self::raw_read), for a command whose data the controller reads.
     ///
     /// # Errors
     /// As [`raw_read`](Self::raw_read).
@@ -268,7 +268,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         slot.set_deadline(deadline_ns, extension_ns);
         let segments = slot.segments.count();
         let extent = Extent::new(&request);
-        // Behind others that wait for slots, it waits too.
+        // If others wait for slots, it waits behind them.
         if self.may_send(tag, &extent) && (!self.unsent.is_empty() || self.send(tag)? == Sent::Part)
         {
             self.unsent.push_back(tag);
@@ -414,7 +414,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
     }
 
-    /// Gives the command its slot and identifier and writes it to the ring.
+    /// Assigns a slot and an identifier to the command and writes it to the ring.
     fn push(&mut self, tag: u16, index: u16, mut command: Command, data: Option<DataPointer>) {
         let Some(slot) = self.commands.get_mut(usize::from(index)) else { return };
         self.free_commands.pop();

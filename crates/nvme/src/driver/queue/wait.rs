@@ -16,8 +16,8 @@ use pinfold_core::domain::Pinned;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// The longest sleep. A device that is gone raises no interrupt, so this is how often its presence
-/// is checked, and what a lost interrupt costs.
+/// The longest sleep. A device that is gone raises no interrupt, so this is the interval of checks
+/// for its presence, and the cost of a lost interrupt.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
 
 /// How often a [pause](Queue::pause) yields to other threads before it sleeps for the interrupt. A
@@ -128,7 +128,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     }
 }
 
-// From completion entries to completed requests.
+// The translation of completion entries to completed requests.
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// Returns the next request that has completed or has been given up.

@@ -67,7 +67,7 @@ fn is_named(refused: &Option<BackendError>, entries: u64) -> bool {
     matches!(refused, Some(BackendError::NoEntries { limit, .. }) if *limit == entries)
 }
 
-/// What was mapped before the first refusal.
+/// The mappings made before the first refusal.
 struct Counted {
     entries: u64,
     mapped: u64,
