@@ -29,8 +29,8 @@ const GLOBAL: u64 = 1 << 4;
 const DOMAIN: u64 = 2 << 4;
 const NARROW: u64 = 3 << 4;
 
-/// DW and DR of an IOTLB descriptor, bits 6 and 7: writes and reads that used what is dropped end
-/// before the next wait completes.
+/// DW and DR of an IOTLB descriptor, bits 6 and 7: writes and reads that used the dropped entries
+/// end before the next wait completes.
 const DRAIN: u64 = 1 << 6 | 1 << 7;
 /// IH, bit 6 of the high half: only leaves have changed.
 const LEAF_ONLY: u64 = 1 << 6;
@@ -49,9 +49,9 @@ pub(crate) const fn all_contexts() -> Words {
 /// The identifier that context entries are cached by which are not present ("Caching Mode").
 pub(crate) const NOT_PRESENT: u16 = 0;
 
-/// Drops the context entry of one device, which is cached as one of `domain` or as
-/// [`NOT_PRESENT`]. DID is in bits 16 to 31, SID in 32 to 47; FM, bits 48 and 49, is 0: the function
-/// as it is.
+/// Drops the context entry of one device, which is cached as one of `domain` or as [`NOT_PRESENT`].
+/// DID is in bits 16 to 31, SID in 32 to 47; FM, bits 48 and 49, is 0: all bits of the function
+/// count.
 pub(crate) const fn context(domain: u16, device: SourceId) -> Words {
     [CONTEXT | NARROW | (domain as u64) << 16 | (device.0 as u64) << 32, 0]
 }
@@ -76,9 +76,9 @@ pub(crate) fn translations(domain: u16, scope: Scope, leaf_only: bool) -> Words 
     }
 }
 
-/// Drops what the TLB of a device holds in `scope`. SID is in bits 32 to 47, the flushes that the
+/// Drops the entries of a device's TLB in `scope`. SID is in bits 32 to 47, the flushes that the
 /// device can queue (0: 32) in bits 16 to 20. With S, the lowest bit of the page number that is 0
-/// tells the size: 2 to the power of one more than its place.
+/// gives the size: 2 to the power of one more than its place.
 ///
 /// `throttled` says whether the unit limits flushes by physical function (DIT): then PFSID, bits 12
 /// to 15 and 52 to 63, is the device, a physical function. Else these bits are reserved.

@@ -19,9 +19,9 @@ pub enum DmarError {
     /// It is shorter than it says, or than its header.
     #[error("the table has {have} bytes of {need}")]
     Cut {
-        /// How many bytes there are.
+        /// The number of bytes passed.
         have: usize,
-        /// How many it takes.
+        /// The number of bytes required.
         need: usize,
     },
     /// Its bytes do not add up to 0.
@@ -35,13 +35,13 @@ pub enum DmarError {
         "the structure at byte {at} of the table has length {length}; between {least} and {most} are possible"
     )]
     Length {
-        /// Where it begins.
+        /// The offset of the structure.
         at: usize,
         /// Its length, as it says.
         length: usize,
         /// The least for its type.
         least: usize,
-        /// How many bytes are left.
+        /// The number of bytes left.
         most: usize,
     },
     /// A device scope has no path, or half an entry of one.
@@ -49,7 +49,7 @@ pub enum DmarError {
         "the device scope at byte {at} has a path of {bytes} bytes; an entry has 2, and at least one is needed"
     )]
     Path {
-        /// Where the scope begins.
+        /// The offset of the scope.
         at: usize,
         /// The bytes of its path.
         bytes: usize,
@@ -59,7 +59,7 @@ pub enum DmarError {
         "the structure at byte {at} has the addresses {base:#x} to {last:#x}, which are not whole pages"
     )]
     Address {
-        /// Where the structure begins.
+        /// The offset of the structure.
         at: usize,
         /// Its first address.
         base: u64,
@@ -69,12 +69,12 @@ pub enum DmarError {
     /// The width of addresses is below 32 or above 64 bits.
     #[error("the table says that addresses have {bits} bits; 32 to 64 are possible")]
     Width {
-        /// What it says.
+        /// The width in the table.
         bits: u32,
     },
 }
 
-/// What the table says.
+/// The contents of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Dmar {
     /// The bits of a physical address that devices can reach ("Host Address Width").
@@ -95,7 +95,7 @@ pub struct Dmar {
 pub struct UnitEntry {
     /// The PCI segment.
     pub segment: u16,
-    /// Where its registers are.
+    /// The addresses of its registers.
     pub registers: PhysRange,
     /// Whether it has all devices of its segment that no other unit names (`INCLUDE_PCI_ALL`).
     pub includes_all: bool,
@@ -126,7 +126,7 @@ pub struct AtsPorts {
     pub scopes: Vec<Scope>,
 }
 
-/// What a device scope names ("Device Scope Structure").
+/// The kind of a device scope ("Device Scope Structure").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScopeKind {
     /// A device.
@@ -146,13 +146,13 @@ pub enum ScopeKind {
 /// A device, by the path to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Scope {
-    /// What it names.
+    /// The kind of the device.
     pub kind: ScopeKind,
     /// The number of an I/O APIC, a timer, or a device of the namespace.
     pub enumeration: u8,
     /// The bus on which the path begins.
     pub bus: u8,
-    /// Device and function of each bridge on the way, and last of what is named.
+    /// Device and function of each bridge on the way, and last of the device itself.
     pub path: Vec<(u8, u8)>,
 }
 

@@ -19,11 +19,11 @@ use pinfold_core::invalidate::{
 use pinfold_core::mem::DmaMemory;
 use spin::Mutex;
 
-/// How many polls in vain pass between two looks at the unit's error bits: waits are polled in
-/// memory.
+/// The number of unsuccessful polls between two checks of the unit's error bits: waits are polled
+/// in memory.
 const POLLS_PER_LOOK: u32 = 256;
 
-/// What a domain and its unit know of it.
+/// The state of a domain that it shares with its unit.
 pub(crate) struct DomainState {
     /// DID.
     pub(crate) id: u16,
@@ -31,7 +31,7 @@ pub(crate) struct DomainState {
     status: &'static AtomicU64,
     status_at: PhysAddr,
     devices: Mutex<Vec<TlbDevice>>,
-    /// How many of them there are.
+    /// The number of these devices.
     tlbs: AtomicUsize,
 }
 
@@ -81,7 +81,7 @@ pub struct DomainQueue<R, W, T> {
     completed: AtomicU64,
     /// Whether a part of a batch was submitted, and its wait was not.
     in_part: AtomicBool,
-    /// Polls in vain.
+    /// The number of unsuccessful polls.
     polls: AtomicU32,
 }
 
@@ -188,7 +188,7 @@ impl<R: Registers, W: WriteBack, T: Send + Sync> InvalidationQueue for DomainQue
     }
 
     fn accepts(&self) -> usize {
-        // Of a flush of devices' TLBs, one for each.
+        // A flush of devices' TLBs needs one descriptor for each.
         let each = self.state.tlbs.load(Ordering::Relaxed).max(1);
         self.queue.accepts() / each
     }

@@ -1,5 +1,5 @@
-//! Fault records ("Fault Recording Registers", "Translation Fault Conditions"): what a device was
-//! refused, and why.
+//! Fault records ("Fault Recording Registers", "Translation Fault Conditions"): refused accesses of
+//! a device, and the reasons.
 
 use crate::source::SourceId;
 use core::fmt;
@@ -27,7 +27,7 @@ pub enum Reason {
     NoContextEntry,
     /// 3: the context entry is wrong.
     BadContextEntry,
-    /// 4: the address is above what the domain's table translates.
+    /// 4: the address is above those that the domain's table translates.
     BeyondWidth,
     /// 5: not mapped for writing.
     NoWrite,

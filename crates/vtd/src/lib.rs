@@ -3,10 +3,10 @@
 //!
 //! `no_std` and `alloc`. Registers come in as [`Registers`], memory for root, context and page
 //! tables as [`TableMemory`](pinfold_core::table::TableMemory), physical addresses of payloads as
-//! [`PhysTranslator`](pinfold_core::domain::PhysTranslator), and what it takes to make a store
-//! visible to a walker that does not snoop as [`WriteBack`]. Nothing else is asked for: no clock, no
-//! interrupt, no thread. The repository's `checks/bare-metal` is a program without any kernel that
-//! provides all of it.
+//! [`PhysTranslator`](pinfold_core::domain::PhysTranslator), and the write-back of stores for a
+//! walker that does not snoop as [`WriteBack`]. Nothing else is required: no clock, no interrupt,
+//! no thread. The repository's `checks/bare-metal` is a program without any kernel that provides
+//! all of it.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -25,8 +25,8 @@
 //!
 //! # What a unit must have
 //! Queued invalidation, read and write draining (assumption 2 of the promise: a flush ends the
-//! accesses that used what it drops), and no need for write-buffer flushing. [`unit::Unit::new`] refuses others,
-//! and a unit that someone else has enabled.
+//! accesses that used the entries that it drops), and no need for write-buffer flushing.
+//! [`unit::Unit::new`] refuses other units, and a unit that is already enabled.
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;

@@ -1,5 +1,5 @@
 //! The queue of a unit ("Queued Invalidation Interface"): a ring of descriptors that the domains of
-//! the unit share. One write of the tail register a batch; what has completed is read in memory.
+//! the unit share. Each batch is one write of the tail register; completions are read in memory.
 
 use crate::descriptor::{self, Words};
 use crate::registers::{Capabilities, FSTS, FaultStatus, IQA, IQH, IQT, Registers};
@@ -11,17 +11,18 @@ use pinfold_core::invalidate::QueueError;
 use pinfold_core::table::TablePage;
 use spin::Mutex;
 
-/// Descriptors in a ring of one page: `QS` 0 of the queue's address register stands for 256.
+/// Descriptors in a ring of one page: `QS` 0 of the queue's address register means 256.
 pub(crate) const SLOTS: usize = 256;
-/// A ring with as many would be taken for an empty one ("the queue is full when the tail is one
-/// behind the head").
+/// A ring with `SLOTS` entries would appear empty ("the queue is full when the tail is one behind
+/// the head").
 pub(crate) const CAPACITY: usize = SLOTS - 1;
 
-/// How often a register is polled before the unit counts as failed. A read of one takes a fraction
-/// of a microsecond at least.
+/// The number of polls of a register before the unit counts as failed. A read takes at least a
+/// fraction of a microsecond.
 pub(crate) const REGISTER_POLLS: u32 = if cfg!(test) { 1_000 } else { 10_000_000 };
 
-/// How often errors that are found during a recovery are cleared before the unit counts as failed.
+/// The number of times that errors found during a recovery are cleared before the unit counts as
+/// failed.
 const RECOVERIES: u32 = 8;
 
 /// A page for the unit, and where the unit finds it.
@@ -51,14 +52,15 @@ pub(crate) struct Queue<R, W> {
     pub(crate) registers: R,
     pub(crate) capabilities: Capabilities,
     ring: Mutex<Ring>,
-    /// How often the unit has aborted what was in flight. Changed with the ring locked. It names an
-    /// abort to requesters that may look at any later time, so that it must not wrap.
+    /// The number of times that the unit has aborted the descriptors in flight. Changed with the
+    /// ring locked. It names an abort to requesters that may look at any later time, so it must not
+    /// wrap.
     aborts: AtomicU64,
     /// Whether it no longer carries out anything.
     failed: AtomicBool,
     /// Errors of devices' answers ("Invalidation Completion Error").
     pub(crate) wrong_answers: AtomicU32,
-    /// Where waits write whose completion is of no interest.
+    /// The address that waits write whose completion is of no interest.
     unseen: PhysAddr,
     write_back: PhantomData<fn() -> W>,
 }
@@ -67,10 +69,10 @@ struct Ring {
     page: HardwarePage,
     /// The next slot to be written, not masked.
     tail: usize,
-    /// Everything before this slot has been fetched, as far as it is known; not masked.
+    /// Everything before this slot is known to have been fetched; not masked.
     head: usize,
-    /// Whether domains may submit: between `enable` and `disable`. What is written while the unit
-    /// takes no descriptors is lost when it does again.
+    /// Whether domains may submit: between `enable` and `disable`. Descriptors written while the
+    /// unit accepts none are lost when it does again.
     open: bool,
 }
 
@@ -84,7 +86,7 @@ impl Ring {
     fn advance(&mut self, registers: &impl Registers) {
         let head = slot_of(registers.read64(IQH));
         let fetched = head.wrapping_sub(self.head) % SLOTS;
-        // What was never written is not believed to be fetched.
+        // Descriptors that were never written do not count as fetched.
         self.head = self.head.wrapping_add(fetched.min(self.tail.wrapping_sub(self.head)));
     }
 
@@ -100,7 +102,7 @@ impl Ring {
     }
 }
 
-/// On whose behalf descriptors are submitted.
+/// The requester on whose behalf descriptors are submitted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sender {
     /// A domain, which submits as it is used. `begun` says whether it has waits in flight, or a part
@@ -178,7 +180,7 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
         ring.free()
     }
 
-    /// Submits `count` descriptors, which `fill` passes one after the other to what it is given, by one
+    /// Submits `count` descriptors, which `fill` passes one after the other to its argument, by one
     /// write of the tail. Allocates nothing.
     pub(crate) fn submit(
         &self,
@@ -218,17 +220,17 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
 
     /// QT is in bits 4 to 18 of the tail register.
     fn ring_doorbell(&self, tail: usize) {
-        // Cleared entries and descriptors are in memory before the unit is told.
+        // Cleared entries and descriptors are in memory before the doorbell.
         fence(Ordering::SeqCst);
         self.registers.write64(IQT, ((tail % SLOTS) as u64) << 4);
     }
 
-    /// Whether what the requester had in flight was aborted.
+    /// Whether the requester's descriptors in flight were aborted.
     pub(crate) fn has_aborted(&self, aborts: &Aborts) -> bool {
         self.aborts.load(Ordering::Acquire) != aborts.0.load(Ordering::Relaxed)
     }
 
-    /// The requester submits again what was aborted.
+    /// Records that the requester submits the aborted descriptors again.
     pub(crate) fn restart(&self, aborts: &Aborts) {
         aborts.0.store(self.aborts.load(Ordering::Acquire), Ordering::Relaxed);
     }
@@ -243,11 +245,11 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
             & (FaultStatus::QUEUE_ERROR | FaultStatus::COMPLETION_ERROR | FaultStatus::TIME_OUT)
     }
 
-    /// Looks for errors, and recovers from them ("Hardware Handling of Queued Invalidation Interface
-    /// Errors"): the unit fetches nothing while IQE or ITE is set. Of a time-out, it has aborted all
-    /// waits that it had fetched. So everything in the queue counts as aborted: what it has not
-    /// fetched is replaced by waits that nobody looks at, and the errors are cleared, by writing
-    /// them back. What was in flight is submitted again by those who had requested it.
+    /// Checks for errors, and recovers from them ("Hardware Handling of Queued Invalidation
+    /// Interface Errors"): the unit fetches nothing while IQE or ITE is set. On a time-out, it has
+    /// aborted all waits that it had fetched. So everything in the queue counts as aborted:
+    /// descriptors that it has not fetched are replaced by waits without a reader, and the errors
+    /// are cleared, by writing them back. The requesters submit their descriptors in flight again.
     pub(crate) fn recover(&self) {
         if self.has_failed() {
             return;
@@ -270,7 +272,7 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
             slot = slot.wrapping_add(1);
         }
         fence(Ordering::SeqCst);
-        // Before the unit goes on, so that nobody takes a wait from now on for an older one.
+        // Before the unit continues, so that no requester mistakes a later wait for an older one.
         self.aborts.fetch_add(1, Ordering::Release);
         let mut errors = errors;
         for _ in 0..RECOVERIES {

@@ -1,5 +1,4 @@
-//! The registers of a unit: offsets, bits, and what the capabilities say ("Remapping Hardware
-//! Register Set").
+//! The registers of a unit: offsets, bits, and capabilities ("Remapping Hardware Register Set").
 
 use bitflags::bitflags;
 use core::task::Waker;
@@ -76,8 +75,8 @@ bitflags! {
 }
 
 impl Global {
-    /// The bits that a later command must repeat, or it would end what they enable: all but those
-    /// that are commands of one time (SRTP 30, SFL 29, WBF 27, SIRTP 24) and reserved ones.
+    /// The bits that a later command must repeat, or it would end their effect: all but one-time
+    /// commands (SRTP 30, SFL 29, WBF 27, SIRTP 24) and reserved bits.
     pub const LASTING: u32 = 0x9680_0000;
 }
 
@@ -113,7 +112,7 @@ pub const PROTECTED_ENABLE: u32 = 1 << 31;
 /// PRS, bit 0 of `PMEN`: they are in force.
 pub const PROTECTED_STATUS: u32 = 1 << 0;
 
-/// What a unit can do: its capability registers.
+/// The capability registers of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
     /// "Capability Register".
@@ -196,8 +195,8 @@ impl Capabilities {
         Self::field(self.cap, 40, 8) + 1
     }
 
-    /// Where the registers that are used end: the fault records are the last ones. Tables of firmware
-    /// are known to describe the first page alone.
+    /// Returns the end of the registers in use: the fault records are the last ones. Tables of
+    /// firmware are known to describe the first page alone.
     pub const fn end(self) -> u32 {
         self.fault_offset() + self.fault_records() * 16
     }
@@ -207,7 +206,8 @@ impl Capabilities {
         Self::field(self.cap, 48, 6)
     }
 
-    /// DWD and DRD, bits 54 and 55: a flush can wait for writes and reads that used what it drops.
+    /// DWD and DRD, bits 54 and 55: a flush can wait for writes and reads that used the dropped
+    /// entries.
     pub const fn drains(self) -> bool {
         self.cap(54) && self.cap(55)
     }

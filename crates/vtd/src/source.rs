@@ -1,4 +1,4 @@
-//! Who a request comes from.
+//! The source of a request.
 
 use core::fmt;
 

@@ -1,4 +1,4 @@
-//! A unit: what it must be able to do, the order in which it is enabled and disabled, its domains,
+//! A unit: its required capabilities, the order in which it is enabled and disabled, its domains,
 //! and the devices attached to them.
 
 use crate::descriptor::{self, TlbDevice};
@@ -24,14 +24,14 @@ use pinfold_core::iova::{IovaError, IovaSpace};
 use pinfold_core::table::{Table, TableError, TableMemory};
 use spin::Mutex;
 
-/// Why a unit cannot be used, or did not do what it was asked.
+/// Why a unit cannot be used, or did not carry out a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitError {
     /// It lacks something.
     #[error("the unit cannot be used: {what} (CAP {cap:#x}, ECAP {ecap:#x})")]
     Unsupported {
-        /// What it lacks.
+        /// The missing capability.
         what: &'static str,
         /// Its capability register.
         cap: u64,
@@ -59,25 +59,25 @@ pub enum UnitError {
         "the unit did not carry out a flush of {what}: devices may still use what it had cached"
     )]
     NotFlushed {
-        /// What was to be flushed.
+        /// The object of the flush.
         what: &'static str,
     },
     /// It is not enabled.
     #[error("cannot {what}: the unit is not enabled: call enable first")]
     NotEnabled {
-        /// What was attempted.
+        /// The attempted operation.
         what: &'static str,
     },
     /// There is no memory for tables.
     #[error("no page is left for the unit's tables: {advice}")]
     NoPages {
-        /// What to do.
+        /// The next step for the user.
         advice: &'static str,
     },
     /// All domain identifiers are in use.
     #[error("all {limit} domains of the unit are in use")]
     NoDomains {
-        /// How many there are.
+        /// The number of domains.
         limit: u32,
     },
     /// The device is attached, or its detach could not be flushed.
@@ -102,7 +102,7 @@ pub enum UnitError {
     Iova(#[from] IovaError),
 }
 
-/// What is below a domain of a unit.
+/// The backend of a domain of a unit.
 type UnitBackend<R, W, T> = TableBackend<SecondStage<W>, DomainQueue<R, W, T>>;
 
 /// A domain that was created on a unit: what attaches devices to it.
@@ -128,16 +128,16 @@ impl fmt::Debug for Attachments {
 
 /// One DMA remapping unit.
 ///
-/// Dropping it leaves it enabled: devices then still reach what is mapped, and nothing else.
-/// [`disable`](Self::disable) is for those who know that no device is active.
+/// Dropping it leaves it enabled: devices then still reach mapped memory, and nothing else.
+/// [`disable`](Self::disable) requires that no device is active.
 pub struct Unit<R, W> {
     queue: Arc<Queue<R, W>>,
     capabilities: Capabilities,
-    /// Commands are given one after the other ("Global Command Register").
-    /// Devices are attached and detached between them: each needs the queue to the end.
+    /// Serializes commands ("Global Command Register"). Devices are attached and detached between
+    /// them: each needs the queue to the end.
     commands: Mutex<()>,
     tables: Mutex<Tables>,
-    /// Status words: word 0 for the unit, word 1 for what nobody looks at, then the domains'.
+    /// Status words: word 0 for the unit, word 1 for waits without a reader, then the domains'.
     status: HardwarePage,
     /// Flushes that the unit itself has requested.
     flushes: Mutex<u32>,
@@ -164,17 +164,17 @@ impl Tables {
     }
 }
 
-/// Status words that are not a domain's. Identifier 0 is not used for one either: with caching mode
-/// it tags what is not present.
+/// Status words that are not a domain's. Identifier 0 is not used for a domain either: with caching
+/// mode it tags entries that are not present.
 const UNIT_STATUS: usize = 0;
 const UNSEEN_STATUS: usize = 1;
 /// The first identifier of a domain; below are the words above.
 const FIRST_DOMAIN: u16 = 2;
 /// The last one has the last status word.
 const LAST_DOMAIN: u16 = 511;
-/// How often a flush that the unit itself waits for is polled.
+/// The number of polls for a flush that the unit itself waits for.
 const FLUSH_POLLS: u32 = if cfg!(test) { 10_000 } else { 100_000_000 };
-/// How often a flush of the unit's own is submitted again after an abort.
+/// The number of submissions of a flush of the unit's own that is aborted.
 const FLUSH_ATTEMPTS: u32 = 4;
 
 /// Commands that both ways to disable a unit give.
@@ -187,9 +187,9 @@ const PRESENT: u64 = 1;
 const WITH_DEVICE_TLB: u64 = 1 << 2;
 
 impl<R: Registers, W: WriteBack> Unit<R, W> {
-    /// Takes a unit that nobody uses, and prepares its tables. Nothing is enabled yet. `memory` is
-    /// where root and context tables, the queue and the status words come from; physical addresses
-    /// of the machine have `phys_bits` bits ([`Dmar::address_bits`](crate::dmar::Dmar)).
+    /// Takes a unit that is not in use, and prepares its tables. Nothing is enabled yet. Root and
+    /// context tables, the queue and the status words come from `memory`; physical addresses of the
+    /// machine have `phys_bits` bits ([`Dmar::address_bits`](crate::dmar::Dmar)).
     ///
     /// # Errors
     /// [`UnitError::InUse`], [`UnitError::Unsupported`], [`UnitError::NoPages`]: no register has
@@ -244,25 +244,25 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         &self.queue.registers
     }
 
-    /// Returns what it can do.
+    /// Returns its capabilities.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// Enables the unit: from here on a device reaches what the domain maps that it is attached to,
-    /// and a device that is attached to none reaches nothing.
+    /// Enables the unit: from here on a device reaches the mappings of its domain, and a device
+    /// that is attached to no domain reaches nothing.
     ///
     /// In this order: the root table ("Root Table Address Register"); the queue; a flush of all
     /// context entries and then of all translations, which the unit may have cached by an older
     /// table; translation; and the end of the regions that were protected instead.
     ///
-    /// A flush that a domain requests before, or after a [`disable`](Self::disable), is submitted by
-    /// the first poll or wait behind this, and completes then.
+    /// A flush that a domain requests before, or after a [`disable`](Self::disable), is submitted
+    /// by the first poll or wait after this call, and completes then.
     ///
     /// # Errors
     /// [`UnitError::InUse`] if it is enabled already, by this program or another: no register has
-    /// been written. [`UnitError::Command`], [`UnitError::NotFlushed`]: what was enabled before the
-    /// step that failed stays so.
+    /// been written. [`UnitError::Command`], [`UnitError::NotFlushed`]: features enabled before the
+    /// step that failed stay enabled.
     pub fn enable(&self) -> Result<(), UnitError> {
         let _one = self.commands.lock();
         refuse_in_use(self.registers())?;
@@ -300,13 +300,13 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     pub unsafe fn disable(&self) -> Result<(), UnitError> {
         let _one = self.commands.lock();
         let was_open = self.queue.is_open();
-        // First: nothing is submitted behind what the queue is emptied of.
+        // First: nothing is submitted behind the descriptors that the queue still executes.
         self.queue.set_open(false);
         let disabled = self.end_translation(was_open).and_then(|()| {
             // SAFETY: the caller's promise is the one required.
             unsafe { disable(self.registers()) }
         });
-        // Of an error the queue is still enabled: it is what is disabled last.
+        // On error the queue is still enabled, because it is disabled last.
         self.queue.set_open(disabled.is_err() && was_open);
         disabled
     }
@@ -395,7 +395,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         Ok((domain, attachments))
     }
 
-    /// Creates what is below a domain.
+    /// Creates the backend of a domain.
     pub(crate) fn create_backend<T: PhysTranslator>(
         self: &Arc<Self>,
         translator: T,
@@ -433,16 +433,16 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         Ok((backend, Attachments { state, root, levels }))
     }
 
-    /// Attaches a device: it reaches what the domain maps. With `tlb`, which is how many flushes the
-    /// device can queue (ATS, "Invalidate Queue Depth"; 0 stands for 32), it may translate addresses
-    /// by itself; it is a physical function. The caller enables ATS in it afterwards, and then it has
-    /// cached nothing yet. Until then it may leave flushes of the domain unanswered, which the unit
-    /// reports after its time-out, and which are submitted again.
+    /// Attaches a device: it reaches the domain's mappings. With `tlb`, the number of flushes that
+    /// the device can queue (ATS, "Invalidate Queue Depth"; 0 means 32), it may translate addresses
+    /// by itself; it is a physical function. The caller enables ATS in it afterwards, and then it
+    /// has cached nothing yet. Until then it may leave flushes of the domain unanswered, which the
+    /// unit reports after its time-out, and which are submitted again.
     ///
     /// # Errors
     /// [`UnitError::NotEnabled`], [`UnitError::Attached`], [`UnitError::NoPages`],
-    /// [`UnitError::Unsupported`] (a TLB that the unit does not support): nothing has changed. [`UnitError::NotFlushed`]: it is attached, and
-    /// may not yet reach what is mapped.
+    /// [`UnitError::Unsupported`] (a TLB that the unit does not support): nothing has changed.
+    /// [`UnitError::NotFlushed`]: it is attached, and may not yet reach mapped memory.
     pub fn attach(
         &self,
         device: SourceId,
@@ -487,8 +487,8 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     ///
     /// # Errors
     /// [`UnitError::NotEnabled`], [`UnitError::NotAttached`]: nothing has changed.
-    /// [`UnitError::NotFlushed`]: the device may still reach what the domain maps, and what it maps
-    /// later; it counts as attached until a later call has flushed.
+    /// [`UnitError::NotFlushed`]: the device may still reach the domain's mappings, and later ones;
+    /// it counts as attached until a later call has flushed.
     pub fn detach(&self, device: SourceId, domain: &Attachments) -> Result<(), UnitError> {
         let _one = self.commands.lock();
         self.refuse_not_enabled("detach a device")?;
@@ -516,7 +516,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     }
 
     /// Flushes the context entry of a device, which is cached as one of domain `cached`, and then
-    /// what is cached of the domain `did`.
+    /// the cached entries of the domain `did`.
     fn flush_context(&self, device: SourceId, cached: u16, did: u16) -> Result<(), UnitError> {
         self.flush(&[descriptor::context(cached, device)], "a context entry")?;
         let translations = descriptor::translations(did, Scope::Domain, false);
@@ -613,8 +613,8 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
 }
 
 /// Disables translation of a unit, and then its queue, once that is empty, for an owner of the
-/// registers that outlives the unit's other handles. It cannot see whether what was fetched has
-/// completed, as [`Unit::disable`] does: flushes that matter have been waited for.
+/// registers that outlives the unit's other handles. Unlike [`Unit::disable`] it cannot see whether
+/// fetched descriptors have completed: flushes that matter have been waited for.
 ///
 /// # Errors
 /// As there.

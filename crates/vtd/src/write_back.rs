@@ -1,5 +1,5 @@
-//! Memory that the unit reads: what makes a store visible to it, and the format of second-stage
-//! tables with that.
+//! Memory that the unit reads: the write-back that makes a store visible to it, and the format of
+//! second-stage tables that uses it.
 
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU64;

@@ -1,5 +1,6 @@
-//! What flushes cost: by the size of a batch, and by what they name, with the refills and the refused
-//! accesses that follow. Each beside the software IOMMU, whose time is that of its cost model.
+//! The cost of flushes: by the size of a batch, and by granularity, with the refills and the
+//! refused accesses that follow. Each beside the software IOMMU, whose time is that of its cost
+//! model.
 //!
 //! The time of an emulated unit proves nothing about hardware; counts do. Those of the unit come from
 //! QEMU's trace, which `vm/vtd` reads: a write to `FEDATA`, a register of interrupts that are masked,
@@ -17,11 +18,11 @@ use std::time::Instant;
 
 /// "Fault Event Data Register".
 const FEDATA: usize = 0x3c;
-/// Of so many pages one is revoked: farther apart than what one flush is widened to.
+/// One of this many pages is revoked: farther apart than what one flush is widened to.
 const APART: usize = 4;
-/// How many pages the device uses while others are flushed.
+/// The number of pages that the device uses while others are flushed.
 const USED: usize = 16;
-/// Batches of which the median is taken.
+/// The number of batches of which the median is taken.
 const BATCHES: usize = 33;
 
 type Payloads = Vec<Mapping<Pages, Bidirectional>>;
@@ -35,7 +36,7 @@ struct Side<'m> {
     read: Box<dyn Fn(u64) + 'm>,
     /// Begins a phase.
     phase: Box<dyn Fn(u32) + 'm>,
-    /// What its devices have done, if that is counted here.
+    /// The counts of its devices' accesses, if they are counted here.
     devices: Box<dyn Fn() -> Option<PortStats> + 'm>,
     /// The cases that were counted.
     cases: u32,

@@ -1,4 +1,4 @@
-//! What the unit and the device need of Linux: registers through `/dev/mem` and sysfs, memory in
+//! The parts of the example that depend on Linux: registers through `/dev/mem` and sysfs, memory in
 //! hugepages, and its physical addresses.
 
 use pinfold_core::addr::{PhysAddr, PhysRange};

@@ -29,7 +29,7 @@ impl WriteBack for Counted {
     }
 }
 
-/// What is done to the doorbell.
+/// A use of the doorbell.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Doorbell {
     Rings,
@@ -223,7 +223,8 @@ impl Machine {
         Ok(Pages { base, len: bytes })
     }
 
-    /// What the device reads at an address now: if it is refused, what it had read before, or 0.
+    /// Returns the word that the device reads at an address now: if it is refused, what it had read
+    /// before, or 0.
     pub(crate) fn read(&self, iova: u64) -> Result<u64> {
         self.seen.memory().write_u64(0, 0)?;
         self.edu.copy(iova, self.seen.iova().start().raw(), 8);

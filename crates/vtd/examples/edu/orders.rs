@@ -40,7 +40,7 @@ fn size_number(size: PageSize) -> usize {
     }
 }
 
-/// How many leaves of each size were mapped.
+/// The number of mapped leaves of each size.
 #[derive(Default)]
 struct Leaves([u64; 3]);
 

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 
-/// What QEMU 7.2 says.
+/// Capabilities of QEMU 7.2.
 pub(crate) const QEMU_CAP: u64 = 0xd2008c22260286;
 pub(crate) const QEMU_ECAP: u64 = 0xf00f4a;
 /// The same without caching mode, and with a walker that snoops and supports TLBs of devices.
@@ -155,13 +155,13 @@ pub(crate) struct State {
     tlbs: BTreeMap<(u16, u64), (u64, Rights)>,
     /// Devices that have ATS enabled.
     pub(crate) ats: BTreeSet<u16>,
-    /// What commands and descriptors there were.
+    /// The commands and descriptors carried out.
     pub(crate) log: Vec<String>,
     /// The queue is not worked on.
     pub(crate) holds: bool,
     /// Devices that do not answer.
     pub(crate) mute: BTreeSet<u16>,
-    /// How often the status of faults is read before waits that were fetched complete.
+    /// The number of reads of the fault status before fetched waits complete.
     pub(crate) delay: u32,
     /// Waits that have not completed: where they write, and what.
     late: Vec<(u64, u64)>,
@@ -171,13 +171,13 @@ pub(crate) struct State {
     pub(crate) bad_fetch: bool,
     /// After an error it goes on when the tail is written, not when the error is cleared.
     pub(crate) waits_for_tail: bool,
-    /// How many descriptors beyond one that times out have been fetched.
+    /// The number of descriptors fetched beyond one that times out.
     pub(crate) prefetched: usize,
     /// Commands are not carried out.
     pub(crate) deaf: bool,
-    /// What another thread does when the queue is found to be empty, and is then disabled.
+    /// The action of another thread when the queue is found empty, and is then disabled.
     pub(crate) beside_no_queue: Option<Box<dyn FnOnce() + Send>>,
-    /// The queue stays where it is, whatever is cleared.
+    /// The head of the queue stays where it is, whatever is cleared.
     pub(crate) stuck: bool,
     /// The time, where there is a clock: a millisecond passes whenever it is read.
     pub(crate) clock: Option<u64>,
@@ -234,7 +234,7 @@ impl Double {
         self.0.0.lock().unwrap()
     }
 
-    /// How often the tail was written, and how often any register was read.
+    /// Returns the number of writes of the tail, and of reads of any register.
     pub(crate) fn counts(&self) -> (u32, u32) {
         (self.0.1.load(Ordering::Relaxed), self.0.2.load(Ordering::Relaxed))
     }
@@ -370,7 +370,7 @@ impl State {
             return word(at).map(|word| word.load(Ordering::Acquire));
         }
         word(at)?;
-        // What was never written back is garbage.
+        // Memory that was never written back is garbage.
         Some(WRITTEN_BACK.with_borrow(|memory| memory.get(&at).copied().unwrap_or(u64::MAX)))
     }
 
@@ -462,8 +462,8 @@ impl State {
                 only(0, high)?;
                 match granularity {
                     1 => self.contexts.clear(),
-                    // Of another domain it is left: "software programs the identifier that the
-                    // entry was cached with".
+                    // The entry of another domain is kept: "software programs the identifier that
+                    // the entry was cached with".
                     3 => self.contexts.retain(|device, entry| (*device, entry.0) != (sid, did)),
                     _ => return None,
                 }

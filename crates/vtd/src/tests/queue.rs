@@ -84,7 +84,7 @@ fn a_queue_that_continues_begins_with_the_status_of_its_ticket() {
     assert_eq!(backend.queue().completed(), Ticket(first), "nothing has been carried out");
 }
 
-/// Has the unit abort what `queue` submits, and returns when that is found.
+/// Makes the unit abort the submissions of `queue`, and returns when that is found.
 fn abort(double: &Double, queue: &DomainQueue<Double, Coherent, Identity>) {
     double.state().bad_fetch = true;
     queue.submit(&[DOMAIN], None).unwrap();
@@ -184,7 +184,7 @@ fn a_submission_and_a_poll_allocate_nothing() {
     unit.attach(DEVICE, &attachments, Some(0)).unwrap();
     double.state().ats.insert(DEVICE.0);
     let map = || domain.map(Payload::new(1), FromDevice).unwrap();
-    // What is allocated once.
+    // Makes the one-time allocations.
     drop(map().unmap().unwrap());
     for _ in 0..3 {
         let mapping = map();

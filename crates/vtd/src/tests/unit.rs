@@ -109,8 +109,7 @@ fn a_unit_is_not_disabled_before_the_last_descriptor_is_fetched() {
         double.state().holds = true;
         let flush = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false };
         queue.submit(&vec![flush; count], None).unwrap();
-        // By the registers alone, as an owner of them does.
-        // SAFETY: no device is active.
+        // Through the registers alone, as their owner does. SAFETY: no device is active.
         let error = unsafe { disable(unit.registers()) }.unwrap_err();
         assert!(error.to_string().contains("to empty the queue"), "{count}: {error}");
     }
