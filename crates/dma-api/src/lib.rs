@@ -1,8 +1,8 @@
 //! Pinfold below the crate [`dma_api`]: drivers that are generic over its `DmaOp` get memory behind
 //! an I/O domain, unmodified.
 //!
-//! `no_std` and `alloc`: a [`Platform`] needs a domain of `pinfold-core`, over whatever backend,
-//! and a source of memory. In a process these are a `pinfold::Domain` and a `pinfold::Arena`.
+//! `no_std` and `alloc`: a [`Platform`] needs a domain of `pinfold-core`, over any backend, and a
+//! source of memory. In a process these are a `pinfold::Domain` and a `pinfold::Arena`.
 //!
 //! ```
 //! use dma_api::{DmaConstraints, DmaDirection};
@@ -45,23 +45,23 @@
 //! # Constraints
 //!
 //! The address mask, the alignment (also beyond a page, then for the processor's address too), and
-//! a boundary that is a power of two are satisfied whatever memory the source returns. What cannot
-//! be satisfied is refused: a length beyond the largest segment or the boundary, an alignment or a
-//! boundary that is no power of two. Address 0, which drivers take for no address, is never used.
+//! a boundary that is a power of two are satisfied whatever memory the source returns. Other
+//! constraints are refused: a length beyond the largest segment or the boundary, an alignment or a
+//! boundary that is no power of two. Address 0, which drivers treat as no address, is never used.
 //!
 //! # Failures
 //!
 //! If access cannot be revoked in time, the memory and its addresses are quarantined: never reused,
-//! and counted ([`Stats::quarantined_bytes`], and by the domain). `dealloc_coherent` then returns an
-//! error; the other calls have no result. A free of what is not allocated, or of a part, changes
-//! nothing and is counted too ([`Stats::invalid`]).
+//! and counted ([`Stats::quarantined_bytes`], and by the domain). `dealloc_coherent` then returns
+//! an error; the other calls have no result. A free of memory that is not allocated, or of a part,
+//! changes nothing and is counted too ([`Stats::invalid`]).
 //!
-//! # What stays the driver's
+//! # Responsibilities of the driver
 //!
 //! `dma-api` gives a driver slices of memory that its device may write at any time, and a
-//! `StreamingMap` does not borrow its buffer. Whether the driver keeps away from the memory
-//! meanwhile, and the buffer alive, nothing here can check. `docs/dma-api.md` in the repository has
-//! what was found in drivers.
+//! `StreamingMap` does not borrow its buffer. Nothing here can check whether the driver leaves the
+//! memory alone meanwhile, and keeps the buffer alive. `docs/dma-api.md` in the repository lists
+//! the defects found in drivers.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![no_std]
 

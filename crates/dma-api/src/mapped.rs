@@ -13,7 +13,7 @@ use pinfold_core::mem::DmaMemory;
 pub(crate) struct Mapped<P: Pinned> {
     payload: ManuallyDrop<P>,
     mapping: StaticMapping,
-    /// Where the mapped pages begin in the payload.
+    /// The offset of the mapped pages in the payload.
     offset: usize,
     bytes: usize,
 }

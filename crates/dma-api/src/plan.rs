@@ -1,4 +1,4 @@
-//! [`Plan`]: what an allocation or a mapping needs so that it satisfies its constraints.
+//! [`Plan`]: the layout with which an allocation or a mapping satisfies its constraints.
 
 use core::alloc::{Layout, LayoutError};
 use dma_api::{DmaAddr, DmaConstraints, DmaError};
@@ -77,7 +77,7 @@ impl Plan {
         if let Some(max) = max_segment_size.filter(|max| size > *max) {
             return Err(Refused::Segment { size, max });
         }
-        // At a multiple of a power of two that is not smaller, it crosses no multiple of a larger
+        // A block aligned to a power of two of at least its size crosses no multiple of a larger
         // one.
         let undivided = match boundary {
             Some(boundary) if size > boundary || !boundary.is_power_of_two() => {

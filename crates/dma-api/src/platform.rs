@@ -27,7 +27,7 @@ const READ_WRITE: Access = Access::READ.union(Access::WRITE);
 pub struct Platform<S, P: Pinned> {
     domain: Domain,
     source: S,
-    /// What a device reaches, by its address.
+    /// Memory that devices reach, by its device address.
     lent: Mutex<BTreeMap<u64, Lent<P>>>,
     counts: Counts,
 }
@@ -37,7 +37,7 @@ struct Lent<P: Pinned> {
     mapped: Mapped<P>,
     /// The length that the driver asked for.
     size: usize,
-    /// What the memory is a copy of, if it was mapped and not allocated.
+    /// The buffer that the memory is a copy of, if it was mapped and not allocated.
     copy_of: Option<CopyOf>,
 }
 
@@ -128,7 +128,7 @@ where
         Ok((at, DmaAddr::from(iova), layout))
     }
 
-    /// Ends what a driver has at `at`, if it `is` what the driver says.
+    /// Ends the driver's use of the memory at `at`, if `is` accepts it.
     fn take_back(&self, at: DmaAddr, is: impl FnOnce(&Lent<P>) -> bool) -> Result<(), DmaError> {
         let mut all = self.lent.lock();
         let known = all.get(&at.as_u64()).is_some_and(is);
@@ -279,8 +279,8 @@ where
         Ok(unsafe { DmaMapHandle::new(addr, iova, layout, Some(at)) })
     }
 
-    /// Does not touch the buffer: what the device wrote is copied by `sync_map_for_cpu`, after
-    /// which the driver may have changed it.
+    /// Does not touch the buffer: `sync_map_for_cpu` copies the device's data, after which the
+    /// driver may have changed the buffer.
     unsafe fn unmap_streaming(&self, handle: DmaMapHandle) {
         // As for `dealloc_contiguous`.
         let _ = self.take_back(handle.dma_addr(), |lent| lent.is_copy_for(&handle));

@@ -19,7 +19,7 @@ pub(crate) struct Disk {
     dma: DeviceDma,
 }
 
-/// What an interrupt says of the port.
+/// The events of the port that an interrupt reports.
 #[derive(Default)]
 struct Events(Vec<ControlEvent>);
 

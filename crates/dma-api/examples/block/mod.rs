@@ -1,5 +1,5 @@
-//! What the runtime of a kernel does for a driver of `rdif-block`: registers by address, requests
-//! with memory from `dma-api`, interrupts that are waited for. Shared by the examples and the tests.
+//! A kernel runtime for a driver of `rdif-block`: registers by address, requests with memory from
+//! `dma-api`, interrupts that are waited for. Shared by the examples and the tests.
 
 use dma_api::{CpuDmaBuffer, DeviceDma, DmaDirection};
 use mmio_api::{MapError, MmioAddr, MmioOp, MmioRaw};
@@ -41,7 +41,7 @@ impl MmioOp for Mapped {
     fn iounmap(&self, _: &MmioRaw) {}
 }
 
-/// What a queue reports.
+/// The reports of a queue.
 #[derive(Default)]
 pub(crate) struct Reports {
     accepted: usize,

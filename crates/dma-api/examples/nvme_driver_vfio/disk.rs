@@ -78,7 +78,7 @@ fn endpoint(endpoint: IrqEndpoint) -> (usize, Box<dyn HardIrqHandler>) {
     (endpoint.source_id(), endpoint.into_handler())
 }
 
-/// Makes the next step of the controller's state machine.
+/// Executes the next step of the controller's state machine.
 fn next(
     controller: &mut NvmeBlockDriver,
     update: &ControllerUpdate,

@@ -144,7 +144,7 @@ struct Model<B> {
     registers: &'static [AtomicU32],
     bus: B,
     disk: Vec<u8>,
-    /// What the model has stored in the registers that are cleared by writing 1.
+    /// The model's own values of the registers that are cleared by writing 1.
     held: [u32; 3],
     /// The bits of the port that an interrupt was sent for.
     sent: u32,
@@ -399,7 +399,7 @@ impl<B: Bus> Model<B> {
         }
     }
 
-    /// What IDENTIFY DEVICE returns.
+    /// Returns the data of IDENTIFY DEVICE.
     fn identity(&self) -> [u8; BLOCK] {
         let blocks = self.disk.len() / BLOCK;
         let mut data = [0; BLOCK];

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const BLOCKS: usize = 32768;
 /// The last one needs two entries in the PRD table.
 const LENS: [usize; 6] = [512, 4096, 4608, 12288, 65536, 5 << 20];
-/// What the driver takes for the most of one request.
+/// The driver's limit for one request.
 const MOST: usize = 65535 * 512;
 
 struct Rig {

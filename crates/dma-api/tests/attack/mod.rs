@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What a device reads and writes through: remembers every page that it has reached.
+/// A device's access path that remembers every page reached.
 #[derive(Clone)]
 pub(crate) struct Seen {
     // Shared: a clone of a port is another device, which has cached nothing.

@@ -21,7 +21,7 @@ pub(crate) struct Run {
     lent: Arc<AtomicUsize>,
 }
 
-/// What is special about the source's memory.
+/// Deviations of the source's memory.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Claims {
     /// Mapped for its lifetime.
@@ -88,7 +88,7 @@ impl Rig {
         let source: Source = Box::new(move |bytes| {
             assert!(bytes.is_multiple_of(4096) && bytes > 0);
             let pages = from.alloc_pages(bytes / 4096 - claims.short).ok()?;
-            // What the program had there before.
+            // Old data of the program.
             pages.memory().fill(0, pages.memory().len(), 0xa5).unwrap();
             if claims.none {
                 return None;

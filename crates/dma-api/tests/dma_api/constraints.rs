@@ -113,7 +113,7 @@ fn alignments_beyond_a_page_hold_for_both_addresses() {
     rig.nothing_is_reachable(&[at]);
 }
 
-/// As `allocated`, beside other allocations.
+/// Like `allocated`, beside other allocations.
 fn allocated_beside(rig: &Rig, constraints: DmaConstraints) -> (u64, usize) {
     // SAFETY: freed below.
     let one = unsafe { rig.platform.alloc_contiguous(constraints, layout(10, 1)) }.unwrap();

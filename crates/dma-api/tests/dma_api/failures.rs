@@ -70,7 +70,7 @@ fn what_cannot_be_revoked_is_never_used_again() {
     }
 }
 
-/// What a backend does wrong.
+/// The fault of a backend.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Wrong {
     Nothing,

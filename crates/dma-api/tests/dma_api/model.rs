@@ -98,7 +98,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What the driver has, and what the model says of its bytes.
+/// An object of the driver, and the model of its bytes.
 struct Live {
     handle: Handle,
     access: Access,

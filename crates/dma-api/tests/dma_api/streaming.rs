@@ -55,7 +55,7 @@ fn the_driver_reads_what_the_device_wrote_and_keeps_the_rest() {
         assert!(map.to_vec_cpu()[..10] == [8; 10] && map.to_vec_cpu()[10..] == [3; 4990]);
         let readable = rig.port.read(iova(at), &mut [0]).is_ok();
         assert_eq!(readable, direction == DmaDirection::Bidirectional);
-        // What the driver writes after the completion is not undone by the unmap.
+        // The unmap does not undo stores of the driver after the completion.
         map.write_with_cpu(1, |bytes| bytes.fill(4));
         drop(map);
         assert_eq!(data[..2], [4, 8]);
