@@ -18,9 +18,9 @@ use virtio_drivers::device::blk::{BlkReq, BlkResp, SECTOR_SIZE, VirtIOBlk};
 type Driver = VirtIOBlk<PinfoldHal, pci::Transport>;
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// How many bytes a request moves.
+/// The number of bytes moved by a request.
 const PIECE: usize = 64 << 10;
-/// How many requests are in flight at once.
+/// The number of requests in flight at once.
 const DEPTH: usize = 8;
 
 /// A driver, and a buffer of Pinfold's for payloads in place.

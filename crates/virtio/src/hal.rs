@@ -111,7 +111,7 @@ impl<T: Transport> Translated<T> {
 }
 
 impl<T: Transport, K> Translated<T, K> {
-    /// As [`new`](Self::new), for a transport that needs `keep` for as long as it lives.
+    /// Like [`new`](Self::new), for a transport that needs `keep` for as long as it lives.
     pub(crate) fn keeping(transport: T, keep: K) -> Self {
         Self { transport, refused: false, _keep: keep }
     }

@@ -54,7 +54,7 @@ struct State {
     given: Vec<Given>,
     /// Whether requests wait until [`Disk::serve`].
     held: bool,
-    /// How many bytes are left out at the end of each read.
+    /// The number of bytes left out at the end of each read.
     short: usize,
     /// Whether the features of every driver are refused.
     refuses: bool,

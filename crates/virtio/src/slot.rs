@@ -1,5 +1,5 @@
-//! [`Slot`] and [`Place`]: where the functions of `Hal`, which have no receiver, find their stack;
-//! installing and removing one.
+//! [`Slot`] and [`Place`]: the way in which the functions of `Hal`, which have no receiver, find
+//! their stack; installing and removing one.
 
 use crate::stack::{Stack, StackError, Stats};
 use pinfold::arena::{ArenaBuilder, BuildError};
@@ -70,7 +70,7 @@ impl Slot {
         Some(act(&installed.stack))
     }
 
-    /// As `with`, for calls that may free the last object of an orphan, which is then removed.
+    /// Like `with`, for calls that may free the last object of an orphan, which is then removed.
     pub(crate) fn with_last<R>(&self, act: impl FnOnce(&Stack) -> R) -> Option<R> {
         let leaves = |installed: &InstalledStack| installed.orphaned && installed.stack.is_idle();
         let (result, last) = {
@@ -84,7 +84,7 @@ impl Slot {
         Some(result)
     }
 
-    /// As `with`, for calls that allocate, which an orphan refuses.
+    /// Like `with`, for calls that allocate, which an orphan refuses.
     pub(crate) fn with_owned<R>(&self, act: impl FnOnce(&Stack) -> R) -> Option<R> {
         let installed = self.read();
         let installed = installed.as_ref().filter(|installed| !installed.orphaned)?;

@@ -47,7 +47,7 @@ pub enum ShareError {
     /// The domain could not revoke the payload.
     #[error("the device may still access {bytes} bytes of the program at {iova}: {error}")]
     NotRevoked {
-        /// Where the device accesses them.
+        /// The address at which the device accesses them.
         iova: IovaRange,
         /// The number of bytes.
         bytes: usize,
@@ -70,7 +70,7 @@ impl ShareError {
     }
 }
 
-/// How a payload is shared.
+/// The way a payload is shared.
 #[derive(Debug)]
 enum Share {
     InPlace(StaticMapping),
@@ -114,7 +114,7 @@ impl Stack {
         // Mapped as a whole it would have no slices, and access could not be revoked.
         let arena =
             arena.mapping_policy(MappingPolicy::PerUse).build(domain).map_err(StackError::Arena)?;
-        // Pools keep what they have: three eighths of the arena at most are not available to rings
+        // Pools keep their memory: three eighths of the arena at most are not available to rings
         // and other copies.
         let limit = arena.span().len() as u64 / 8;
         Ok(Self {

@@ -1,4 +1,4 @@
-//! The requests of a disk (virtio 1.2 section 5.2.6), whatever the framing of their buffers.
+//! The requests of a disk (virtio 1.2 section 5.2.6), for any framing of their buffers.
 
 use super::queue::{Bus, Piece, Unreachable};
 use pinfold_core::addr::Iova;
@@ -21,7 +21,7 @@ const UNSUPPORTED: u8 = 2;
 
 const ID: [u8; 20] = *b"pinfold-model-disk\0\0";
 
-/// What a disk stores.
+/// The storage of a disk.
 pub trait Medium {
     /// Returns the size in sectors.
     fn sectors(&self) -> u64;
@@ -29,7 +29,7 @@ pub trait Medium {
     fn read(&mut self, at: u64, to: &mut [u8]) -> bool;
     /// Stores bytes from `at` on; `false` where that failed.
     fn write(&mut self, at: u64, from: &[u8]) -> bool;
-    /// Makes what was written durable; `false` where that failed.
+    /// Makes written data durable; `false` if that failed.
     fn flush(&mut self) -> bool;
 }
 
@@ -92,7 +92,7 @@ impl fmt::Display for Header {
     }
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -102,7 +102,7 @@ pub enum Outcome {
     OutOfRange,
     /// Its type is not supported.
     Unsupported,
-    /// Its buffers do not hold what it needs.
+    /// Its buffers do not fit the request.
     Malformed(&'static str),
     /// The device may not access its memory.
     Unreachable,

@@ -15,7 +15,7 @@ pub trait Bus {
     /// # Errors
     /// [`Unreachable`]: a part of it may have been read.
     fn read(&self, at: Iova, to: &mut [u8]) -> Result<(), Unreachable>;
-    /// Reads a word before what is read later.
+    /// Reads a word before later reads.
     ///
     /// # Errors
     /// [`Unreachable`].
@@ -25,7 +25,7 @@ pub trait Bus {
     /// # Errors
     /// [`Unreachable`]: a part of it may have been written.
     fn write(&self, at: Iova, from: &[u8]) -> Result<(), Unreachable>;
-    /// Writes a word by one access, after what was written earlier.
+    /// Writes a word by one access, after earlier writes.
     ///
     /// # Errors
     /// [`Unreachable`].
@@ -67,7 +67,7 @@ const INDIRECT: u16 = 4;
 /// A buffer of a descriptor chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Where its descriptor is.
+    /// The address of its descriptor.
     pub at: Iova,
     /// The buffer's address.
     pub iova: Iova,
@@ -143,8 +143,7 @@ impl Queue {
     /// # Errors
     /// [`QueueError`]: the device cannot go on.
     pub fn waiting(&self, bus: &impl Bus) -> Result<u16, QueueError> {
-        // Flags and index are one word; the acquire makes what was written before the index
-        // visible.
+        // Flags and index are one word; the acquire makes writes before the index visible.
         let [_, _, low, high] = bus.read_u32_acquire(self.driver)?.to_le_bytes();
         let ahead = u16::from_le_bytes([low, high]).wrapping_sub(self.seen);
         if ahead > self.size {
