@@ -69,7 +69,7 @@ pub struct SoftConfig {
     /// The most batches in flight, up to
     /// [`MAX_IN_FLIGHT`](pinfold_core::invalidate::MAX_IN_FLIGHT).
     pub queue_depth: u64,
-    /// How long a waiter waits for a flush.
+    /// The time limit of a wait for a flush.
     pub timeout: Duration,
     /// The most memory for I/O page tables, in bytes. It is allocated as it is used, in pieces that
     /// double: 256 KiB first.
@@ -88,8 +88,8 @@ pub struct SoftConfig {
     pub levels: u8,
     /// The format of the table.
     pub stage: Stage,
-    /// How many bits a physical address has, at most 52; higher ones are reserved in every entry.
-    /// Physical addresses are addresses in this process, which have 47 bits or more.
+    /// The number of bits in a physical address, at most 52; higher bits are reserved in every
+    /// entry. Physical addresses are addresses in this process, which have 47 bits or more.
     pub phys_bits: u32,
 }
 

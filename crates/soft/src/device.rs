@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A device. The lock is held during DMA and during an invalidation: a completed flush has
-/// therefore waited for the accesses that used what it dropped, and no cache fill races with it. A
-/// long access gives it up between bursts, as a device makes requests of some length.
+/// therefore waited for the accesses that used the dropped entries, and no cache fill races with
+/// it. A long access releases it between bursts, as a device makes requests of some length.
 #[derive(Debug)]
 pub(super) struct Device {
     /// Its bus, device and function, which its requests carry.
@@ -31,7 +31,7 @@ pub(super) struct State {
     /// The device's own TLB (ATS), which only its own descriptor flushes.
     pub(super) device_tlb: Option<Iotlb>,
     pub(super) stats: PortStats,
-    /// How much of the time of its walks is on the timeline, and when the last of them ends.
+    /// The part of the time of its walks that is on the timeline, and the end of the last of them.
     walks_placed_ns: u64,
     walks_end_ns: u64,
     /// The registered memory found last, and the generation of the registry at that time.
@@ -114,7 +114,7 @@ impl State {
 }
 
 impl Device {
-    /// How often a thread yields for another before it goes on, or sleeps.
+    /// The number of yields of a thread to another before it continues, or sleeps.
     const TURNS: u32 = 1000;
 
     pub(super) fn new(

@@ -261,8 +261,8 @@ pub fn domain(config: SoftConfig) -> Result<(Domain, SoftBus), BackendError> {
 /// As for [`domain`].
 ///
 /// # Safety
-/// A queue that does not do what it is told lets devices reach memory that has been returned: then
-/// the caller has no reference into such memory.
+/// A queue that does not execute its descriptors lets devices reach memory that has been returned:
+/// then the caller has no reference into such memory.
 pub unsafe fn domain_over<Q: InvalidationQueue + 'static>(
     config: SoftConfig,
     over: impl Fn(usize, UnitQueue) -> Q,
@@ -301,7 +301,7 @@ fn with_table<F: Format, Q: InvalidationQueue + 'static>(
 /// domain every access is a fault.
 ///
 /// It does not give access to the table and the invalidation queue, which belong to the domain:
-/// with another root, or with another queue's tickets, a device could reach what was revoked.
+/// with another root, or with another queue's tickets, a device could reach revoked memory.
 ///
 /// ```compile_fail,E0599
 /// # fn example(bus: pinfold_soft::SoftBus) {
@@ -324,8 +324,8 @@ impl SoftBus {
     }
 
     /// Connects a new device that also has a TLB of its own (ATS), of `entries` translations of 4
-    /// KiB: it keeps what it has found until it is flushed by a descriptor of its own, behind that
-    /// of the IOTLB.
+    /// KiB: it keeps its translations until they are flushed by a descriptor of its own, behind
+    /// that of the IOTLB.
     pub fn port_with_device_tlb(&self, entries: usize) -> Port {
         self.0.port_with_device_tlb(entries)
     }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub(super) struct Lane {
     line: Mutex<Line>,
-    /// How many devices have a TLB of their own.
+    /// The number of devices with a TLB of their own.
     device_tlbs: AtomicUsize,
     clock: Clock,
     model: Model,
@@ -84,7 +84,7 @@ impl Lane {
             return Err(QueueError::Full);
         }
         if self.model.is_immediate() {
-            // Nothing is ever in flight: what the timeline would do at once.
+            // Nothing is ever in flight, so the flush takes effect here instead of on the timeline.
             flush(&line.devices, part);
             if let Some(ticket) = wait {
                 self.completed.store(ticket.0, Ordering::Release);
@@ -128,7 +128,7 @@ impl Lane {
         self.queue_entries.saturating_sub(self.occupied.load(Ordering::Relaxed))
     }
 
-    /// Executes what is due. If another thread is already doing so, returns the last published
+    /// Executes due events. If another thread is already doing so, returns the last published
     /// ticket.
     #[inline]
     pub(super) fn completed(&self) -> Ticket {

@@ -20,7 +20,7 @@ impl Registry {
     /// from all of them.
     pub(super) fn add(&mut self, memory: DmaMemory<'static>) -> Result<(), BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
-        // Of the entries that begin before the end of `memory`, the last one reaches furthest.
+        // The last of the entries that begin before the end of `memory` reaches furthest.
         let before = self.0.range(..addr.saturating_add(len)).next_back();
         if before.is_some_and(|(start, other)| start + other.len() > addr) {
             return Err(BackendError::AlreadyRegistered { addr, len });
@@ -103,8 +103,8 @@ impl MappedPages {
         self.len
     }
 
-    /// Takes the memory for all of it now, on hugepages where it is aligned to them and the kernel
-    /// has some.
+    /// Allocates the memory for all of it now, on hugepages where it is aligned to them and the
+    /// kernel has some.
     pub(super) fn touch(&self) {
         #[cfg(not(miri))]
         // SAFETY: `base..base + len` is part of the mapping of `new`, which lives as long as

@@ -17,8 +17,8 @@ use std::fmt;
 /// | 12 | 4 | [`OWNED`](Self::OWNED) while the descriptor is the card's; [`FAULTED`](Self::FAULTED) if the card could not reach the buffer |
 ///
 /// The card takes the descriptors in their order and stops at the first that is not its own. It
-/// clears `OWNED` last, with release ordering. Like any device it believes what the ring says: what
-/// keeps it from memory that is not its own is the IOMMU.
+/// clears `OWNED` last, with release ordering. Like any device it trusts the ring: only the IOMMU
+/// keeps it from memory that is not its own.
 ///
 /// ```
 /// use pinfold_core::access::{Bidirectional, FromDevice};
@@ -54,11 +54,11 @@ pub struct Nic {
 /// The outcome of a card's attempt to move a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NicEvent {
-    /// It moved so many bytes.
+    /// The number of bytes moved.
     Moved(usize),
     /// The next descriptor is the driver's, or there is no ring: a received frame is dropped.
     NoDescriptor,
-    /// It could not reach the buffer, or the frame does not fit: the descriptor says so, and the
+    /// It could not reach the buffer, or the frame does not fit: the descriptor is marked, and the
     /// frame is dropped.
     Faulted,
 }
@@ -98,7 +98,7 @@ impl Ring {
         Ok(Some(Descriptor { at, buffer: Iova::new(u64::from_le_bytes(buffer)), len }))
     }
 
-    /// Returns a descriptor to the driver, and goes on to the next one.
+    /// Returns a descriptor to the driver, and advances to the next one.
     fn finish(
         &mut self,
         port: &Port,

@@ -37,8 +37,8 @@ impl FaultReason {
         Self::ReservedBits,
     ];
 
-    /// Returns the reason that the unit records; `None` for what it does not block, but what the
-    /// device or memory refuses.
+    /// Returns the reason that the unit records; `None` for accesses that the device or memory
+    /// refuses, and not the unit.
     pub(super) fn of(kind: FaultKind, need: Access, has_table: bool) -> Option<Self> {
         let denied = if need == Access::READ { Self::NoRead } else { Self::NoWrite };
         match kind {

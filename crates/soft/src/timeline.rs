@@ -98,7 +98,7 @@ impl Timeline {
                 to_ns = self.segment_end(from_ns, at_ns, fences);
                 continue;
             }
-            // Of a batch that aborts, any part may have been carried out.
+            // Any part of an aborted batch may have been carried out.
             let never = hangs || aborts && self.random.one_in(2);
             let at_ns = if never { u64::MAX } else { self.effect_ns(from_ns, to_ns, model.effect) };
             first_ns = first_ns.min(at_ns);
@@ -377,8 +377,8 @@ mod tests {
         assert_eq!(line.next_ns(), u64::MAX);
     }
 
-    /// Whatever the effects' times, what is behind a fence follows what is before it, also from
-    /// another part.
+    /// Descriptors behind a fence follow those before it, whatever the times of their effects, also
+    /// across parts.
     #[test]
     fn fences_keep_their_order() {
         let (before, behind) = (request(0), request(1));

@@ -1,7 +1,7 @@
-//! The source that wakes tasks which wait for a flush: one thread for a queue, from the first task
-//! that waits on.
+//! The thread that wakes tasks which wait for a flush: one for each queue, started by the first
+//! task that waits for it.
 //!
-//! It sleeps until the next event of the timeline or the first deadline, and without a limit where
+//! It sleeps until the next event of the timeline or the first deadline, or without a limit if
 //! there is none: a submission that brings an earlier event ends its sleep
 //! ([`Timer::note_submission`]).
 
@@ -15,11 +15,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
-/// How long the thread sleeps at least: another thread may be executing what is due.
+/// The shortest sleep of the thread: another thread may be executing the entries that are due.
 const SHORTEST_NS: u64 = 1_000;
 
-/// How long it pauses before it wakes tasks for one more abort of a unit that completes nothing in
-/// between: what they submit again may be aborted again, for ever.
+/// The pause before it wakes tasks for another abort of a unit that completes nothing in between:
+/// requests that they submit again may be aborted again, for ever.
 const ABORTED: Duration = Duration::from_millis(1);
 /// The aborts for which it does not pause.
 const FEW_ABORTS: u32 = 16;
@@ -32,13 +32,13 @@ pub(super) struct Timer(Arc<Shared>);
 struct Shared {
     tasks: Mutex<Tasks>,
     changed: Condvar,
-    /// When the thread looks for what is due the next time; 0 while nothing waits, so that no
+    /// The time of the thread's next check for due events; 0 while nothing waits, so that no
     /// submission wakes it.
     looks_ns: AtomicU64,
 }
 
-/// What tells tasks apart: what they wait for, and the two addresses of their waker, by which
-/// [`Waker::will_wake`] compares. Without a ticket they wait until the queue accepts more.
+/// The identity of a task: the ticket that it waits for, and the two addresses of its waker, by
+/// which [`Waker::will_wake`] compares. Without a ticket it waits until the queue accepts more.
 type Key = (Option<Ticket>, usize, usize);
 
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ struct Tasks {
     waiting: BTreeMap<Key, Task>,
     /// The deadlines of those that have one.
     deadlines: BTreeSet<(u64, Key)>,
-    /// What the queue had completed and accepted when the first task without a ticket came.
+    /// The queue's progress when the first task without a ticket came.
     seen: Accepted,
     /// The process that the thread is one of; 0 for none. A child of `fork` has no copy of it.
     thread_of: u32,
@@ -59,7 +59,8 @@ struct Task {
     waker: Waker,
 }
 
-/// How much a queue has completed, and how many descriptors it accepts.
+/// The progress of a queue: the last completed ticket, and the number of descriptors that it
+/// accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Accepted(Ticket, usize);
 
@@ -141,7 +142,7 @@ impl Timer {
         deadline_ns: u64,
         waker: &Waker,
     ) {
-        // Before the lock: what is completed afterwards wakes it.
+        // Before the lock: later completions wake it.
         let seen = ticket.is_none().then(|| Accepted::by(&unit.queues(|_, queue| queue)));
         let mut tasks = self.0.lock();
         let process = std::process::id();
@@ -170,8 +171,9 @@ impl Timer {
         self.0.changed.notify_one();
     }
 
-    /// Has the thread look again if the submission that has just ended brings an event before it
-    /// would: one that completes what tasks wait for, or lets the queue accept what they gather.
+    /// Wakes the thread if the submission that has just ended brings an event earlier than its next
+    /// check: one that completes a ticket of waiting tasks, or lets the queue accept requests that
+    /// they gather.
     #[inline]
     pub(super) fn note_submission(&self, unit: &Unit) {
         let looks_ns = self.0.looks_ns.load(Ordering::Relaxed);
@@ -180,7 +182,7 @@ impl Timer {
         }
     }
 
-    /// Has the thread look for what is due.
+    /// Makes the thread check for entries that are due.
     #[cold]
     pub(super) fn look_again(&self) {
         // With the lock, so that the thread sleeps already or has not looked yet.
@@ -212,10 +214,10 @@ impl Shared {
             // its unit after `see_submissions`, and reads `looks_ns` behind that.
             self.looks_ns.store(u64::MAX, Ordering::Relaxed);
             unit.see_submissions();
-            // Before the look at what has completed: another thread may execute what is due between
-            // the two, and the look that finds it after all is the one at this time.
+            // Before the check for completions: another thread may execute due events between the
+            // two, and the check that finds them after all is the one at this time.
             let event_ns = unit.next_ns();
-            // Executes what is due.
+            // Executes due events.
             let (accepted, now_ns) = (Accepted::by(&queues), unit.now_ns());
             let aborted = queues.has_aborted();
             if accepted.0 > before {
@@ -318,7 +320,7 @@ mod tests {
         assert!(tasks.deadlines.is_empty());
     }
 
-    /// Without a ticket a task waits for what the queue completes or accepts beyond what it did.
+    /// Without a ticket a task waits until the queue completes or accepts more than before.
     #[test]
     fn a_task_without_a_ticket_is_due_when_the_queue_accepts_more() {
         for (completed, accepts) in [(8, 2), (7, 3)] {

@@ -27,7 +27,8 @@ pub(super) struct Unit {
     registry: RwLock<Registry>,
     /// Advanced when memory is unregistered.
     generations: Generations,
-    /// The first unit, and the others: what is cached is flushed by the queue of its device's lane.
+    /// The first unit, and the others: a device's cached entries are flushed by the queue of its
+    /// lane.
     first: Arc<Lane>,
     others: Box<[Arc<Lane>]>,
     /// The source identifier of the next device. It wraps.
@@ -183,13 +184,13 @@ impl Unit {
         self.lanes().map(|lane| lane.next_ns()).min().unwrap_or(u64::MAX)
     }
 
-    /// Orders the caller behind all submissions that have ended: it sees their events. One that has
-    /// not sees what the caller has stored before.
+    /// Orders the caller behind all submissions that have ended: it sees their events. A submission
+    /// that has not ended sees the caller's earlier stores.
     pub(super) fn see_submissions(&self) {
         self.lanes().for_each(|lane| lane.see_submissions());
     }
 
-    /// Executes what is due in all units.
+    /// Executes due events in all units.
     pub(super) fn advance(&self) {
         for lane in self.lanes() {
             lane.completed();

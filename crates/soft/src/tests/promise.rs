@@ -29,7 +29,7 @@ fn word(port: &Port, at: Iova) -> Result<u32, FaultKind> {
     port.read_u32_acquire(at).map_err(|fault| fault.kind)
 }
 
-/// How long a flush is in flight.
+/// The time that a flush is in flight.
 const IN_FLIGHT: Duration = Duration::from_millis(20);
 
 /// Repeats what has to happen while a flush is in flight until it did, on a machine where a thread

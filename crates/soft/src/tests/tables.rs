@@ -307,7 +307,7 @@ fn word(port: &Port, at: Iova) -> Result<u32, FaultKind> {
     port.read_u32_acquire(at).map_err(|fault| fault.kind)
 }
 
-/// Of several units, only the first is given the flushes.
+/// A queue that passes flushes to the first of several units only.
 struct FirstOnly(UnitQueue, usize);
 
 impl InvalidationQueue for FirstOnly {

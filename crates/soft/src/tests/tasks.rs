@@ -251,7 +251,7 @@ fn tasks_behind_a_full_queue_sleep() {
             }
         }
     }
-    // At first, when the queue accepts what has gathered, and when it has completed.
+    // Polls: at first, when the queue accepts the gathered requests, and when it has completed.
     assert!(polls <= 6 * TASKS, "{polls} polls of {TASKS} tasks");
     assert_eq!(domain.stats().live, 0);
 }
