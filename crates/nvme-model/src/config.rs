@@ -38,7 +38,7 @@ pub struct ModelConfig {
     /// [`NAMESPACE_NOT_READY`](pinfold_nvme::spec::Status::NAMESPACE_NOT_READY), with CRD 1 where
     /// CRDT1 is set. Default: 0.
     pub not_ready: Duration,
-    /// How long CSTS.RDY takes to follow CC.EN. Default: 0.
+    /// The delay from CC.EN to CSTS.RDY. Default: 0.
     pub ready_delay: Duration,
     /// VWC: whether there is a volatile write cache. Default: true.
     pub volatile_cache: bool,

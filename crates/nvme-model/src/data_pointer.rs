@@ -122,7 +122,7 @@ impl Deref for Runs {
 pub(crate) struct Resolver {
     sgls: SglSupport,
     runs: Runs,
-    /// Of the size of a page (CC.MPS).
+    /// A buffer of the size of a page (CC.MPS).
     page: Box<[u8]>,
 }
 

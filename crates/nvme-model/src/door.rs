@@ -125,8 +125,8 @@ pub enum ModelEvent<'a> {
         value: u32,
         /// The number of entries of the queue.
         entries: u32,
-        /// Of a completion queue's head that would pass empty entries: the first of these. Of a
-        /// submission queue's tail that would pass the head: the head.
+        /// The limit that the value passed: for the head of a completion queue, the first empty
+        /// entry; for the tail of a submission queue, the head.
         passed: Option<u32>,
     },
     /// A queue was created.
@@ -194,7 +194,7 @@ pub enum ModelEvent<'a> {
     },
 }
 
-/// How a program reaches a controller, and what observes it. The default is
+/// The interface of a controller to a program, and its observer. The default is
 /// [`ModelRegisters`](crate::ModelRegisters), the eventfds of
 /// [`ModelController::interrupt`](crate::ModelController::interrupt), and no observer.
 #[derive(Clone, Default)]

@@ -185,9 +185,9 @@ impl Faults {
         self.state().tamper = Some(Box::new(tamper));
     }
 
-    /// Has the controller report an asynchronous event, by DW0 of its completion, when a request
-    /// for one is outstanding and the log page that it names has been read since the last event
-    /// that named it.
+    /// Makes the controller report an asynchronous event, with `dword` as DW0 of its completion,
+    /// when a request for one is outstanding and the log page that it names has been read since the
+    /// last event that named it.
     pub fn raise_event(&self, dword: u32) {
         self.state().events.push_back(dword);
         self.0.eventful.store(true, Ordering::Release);

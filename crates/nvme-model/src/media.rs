@@ -1,4 +1,4 @@
-//! Where the model controller stores its blocks: memory, or a file.
+//! The storage of the model controller's blocks: memory, or a file.
 
 use crate::bus::BusFault;
 use pinfold::probe::{FileLimit, MapLimit};
@@ -63,8 +63,8 @@ pub trait Media: Send + Sync + 'static {
     /// # Errors
     /// [`MediaError`]; a part may have been discarded.
     fn discard(&self, at: u64, len: u64) -> Result<(), MediaError>;
-    /// Makes completed writes durable. Once it has failed, it fails: what was written before may be
-    /// lost.
+    /// Makes completed writes durable. Once it has failed, it always fails: data written before may
+    /// be lost.
     ///
     /// # Errors
     /// [`MediaError`] of the first failure.
@@ -90,7 +90,7 @@ pub(crate) fn check(at: u64, len: u64, bytes: u64) -> Result<(), MediaError> {
 // Memory of the media.
 
 const PAGE: usize = 4096;
-/// What a medium in memory leaves to the rest of the program, where a limit ends its growth.
+/// The bytes that a medium in memory leaves to the rest of the program, if a limit ends its growth.
 const SPARED: usize = 8 << 20;
 
 /// Bytes that begin at a page, as the buffers of drivers do. Some processors (AMD's Zen 3) take 2 to
@@ -110,8 +110,8 @@ impl Pages {
         Self { bytes, begin }
     }
 
-    /// As [`zeroed`](Self::zeroed), unless a limit would leave less than [`SPARED`]: a program of
-    /// whose allocations one is refused is ended.
+    /// Like [`zeroed`](Self::zeroed), unless a limit would leave less than [`SPARED`]: a refused
+    /// allocation ends the program.
     fn within_limits(len: usize) -> Result<Self, MediaError> {
         match MapLimit::allow((len + PAGE + SPARED) as u64) {
             true => Ok(Self::zeroed(len)),
@@ -430,7 +430,7 @@ mod tests {
                 seen.push((expected, place(bytes)));
                 Ok(())
             };
-            // Of zeroes that are not stored, and of a file, each piece begins at a page.
+            // For zeroes that are not stored, and for a file, each piece begins at a page.
             memory.read(at, 1024, &mut |from| saw(0, from)).unwrap();
             file.read(at, 1024, &mut |from| saw(0, from)).unwrap();
             file.write(at, 1024, &mut |to| saw(0, to)).unwrap();

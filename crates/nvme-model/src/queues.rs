@@ -226,7 +226,7 @@ impl Queues {
             return Ok(None);
         };
         let Some(Some(cq)) = self.completion.get_mut(usize::from(sq.cq)) else { return Ok(None) };
-        // Of one that waits for a free entry too: its queue may be deleted until then.
+        // Also for a command that waits for a free entry: its queue may be deleted until then.
         registers.set_end(command.queue, Doorbell::SubmissionTail, sq.head);
         let cqe = Cqe {
             result: U32::new(result.value),

@@ -54,11 +54,11 @@ pub(crate) struct BadDoorbell {
     pub(crate) queue: Option<(u16, QueueKind)>,
     pub(crate) value: u32,
     pub(crate) entries: u32,
-    /// Of a value that passes the queue's other end: that end.
+    /// For a value that passes the queue's other end: that end.
     pub(crate) passed: Option<u32>,
 }
 
-/// What a scan of the shared registers found.
+/// The findings of a scan of the shared registers.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
     /// A register has changed.

@@ -204,7 +204,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the descriptors say, resolving ends, and accepts exactly `len` bytes.
+        /// Resolving ends for any descriptors, and accepts exactly `len` bytes.
         #[test]
         fn lying_sizes_are_errors(
             memory in proptest::collection::vec(any_descriptor(), 1..32),

@@ -121,7 +121,7 @@ impl<B: Bus> Engine<B> {
             return self.transfer(command, list.as_bytes().get(..wanted).unwrap_or_default());
         }
         if page == ERROR_LOG_PAGE {
-            // One entry (ELPE is 0), which holds no error.
+            // The log has one entry (ELPE is 0), which holds no error.
             let wanted = usize::try_from(bytes).unwrap_or(usize::MAX).min(ERROR_ENTRY_BYTES);
             return self
                 .transfer(command, [0; ERROR_ENTRY_BYTES].get(..wanted).unwrap_or_default());

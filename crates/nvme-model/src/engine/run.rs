@@ -85,7 +85,7 @@ impl<B: Bus> Engine<B> {
     /// Handles one change of state or one batch of work; returns whether there was any.
     fn step(&mut self) -> bool {
         if self.registers.is_reset_pending() {
-            // What the driver has written until then.
+            // Takes in the driver's writes until then.
             self.scan();
             self.registers.show_reset();
             self.disable();
@@ -510,7 +510,7 @@ pub(crate) struct Engine<B> {
     pub(super) advanced_retry: bool,
     /// The volatile write cache is enabled (WCE). It has no effect on a model.
     pub(super) cache_enabled: bool,
-    /// Until when I/O commands fail, if they do.
+    /// The time until which I/O commands fail, if they do.
     pub(super) not_ready_until: Option<Instant>,
     /// I/O commands fetched since the start.
     pub(super) index: u64,

@@ -293,7 +293,7 @@ fn commands_that_were_not_fetched_are_counted_at_the_end() {
     assert_eq!(unfetched_where(|rig| rig.model.reset()), 6);
 }
 
-/// What becomes of completions of I/O commands, by their identifiers.
+/// The state of an I/O command's completion, by its identifier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Completion {
     Waits(u16),
@@ -395,7 +395,7 @@ fn commands_of_a_burst_complete_together() {
     assert!(start.elapsed() >= time);
 }
 
-// What a hostile device does.
+// Actions of a hostile device.
 
 impl Rig {
     /// Creates an I/O pair from the admin slots `first` and the next: eight commands at 0x4000, and
