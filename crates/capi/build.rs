@@ -1,4 +1,4 @@
-//! What the shared library is linked with, whichever tool links it.
+//! Link options of the shared library, for any build tool.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,8 +1,8 @@
 //! `cargo run --profile ci -p pinfold-capi --example border [instructions]`
 //!
-//! What the border to C costs: the same work by calls of the Rust API and of the C functions, in
-//! turns, as nanoseconds for each pair of an allocating and a freeing call, and for each block. With
-//! `instructions`, counted by valgrind instead.
+//! The cost of the border to C: the same work by calls of the Rust API and of the C functions, in
+//! turns, as nanoseconds for each pair of an allocating and a freeing call, and for each block.
+//! With `instructions`, counted by valgrind instead.
 
 #![expect(clippy::cast_possible_truncation, reason = "constants that are small")]
 
@@ -118,7 +118,7 @@ impl C {
     }
 }
 
-/// One kind of work, by both.
+/// One kind of work, done by both interfaces.
 struct Path {
     name: &'static str,
     calls: &'static str,
@@ -226,7 +226,7 @@ fn choose() -> Result<()> {
     match words.as_slice() {
         [] => time(),
         ["instructions"] => instructions(),
-        // What `instructions` runs under valgrind.
+        // The command that `instructions` runs under valgrind.
         ["run", name, by, pairs] => run(name, by, pairs.parse()?),
         _ => Err("usage: border [instructions]".into()),
     }

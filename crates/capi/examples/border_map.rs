@@ -1,4 +1,4 @@
-//! What the border between C and Rust costs for mappings: 32 maps, and 32 revocations with one
+//! The cost of the border between C and Rust for mappings: 32 maps, and 32 revocations with one
 //! flush and the wait for it, by libpinfold and by the Rust library.
 //!
 //! `cargo run --release -p pinfold-capi --example border_map`

@@ -2,16 +2,16 @@
  *
  * pinfold.h - DMA memory for user space: libpinfold(3) describes it.
  *
- * A function returns 0 or a positive result, or -errno; pf_strerror_last() has the sentence that
- * belongs to it. What a function makes is stored through its last parameter. An object ends with the
- * function `*_destroy` of its kind; put, free and recycle are for blocks, memory and pages. Handles
- * are opaque: one that is stale, of another kind or destroyed twice gives -EBADF, and one that another
- * thread is destroying or using alone -EBUSY. A call that "allocates" gives -ENOMEM where there is no
- * memory for what follows the caller's numbers; without memory for the small rest, which does not (an
- * object, a message), it ends the process. Made from the library's source: do not edit.
+ * A function returns 0 or a positive result, or -errno; pf_strerror_last() has the message. A new
+ * object is stored through the last parameter, and ends with the function `*_destroy` of its kind;
+ * put, free and recycle are for blocks, memory and pages. Handles are opaque: a handle that is
+ * stale, of another kind or destroyed twice gives -EBADF, and one that another thread is destroying
+ * or using exclusively -EBUSY. A call that "allocates" gives -ENOMEM if there is no memory for data
+ * whose size depends on the caller's numbers; without memory for small data of fixed size (an
+ * object, a message), it ends the process. Generated from the library's source: do not edit.
  *
- * A struct that may grow begins with `struct_size`: set it to its sizeof, and all else that is not
- * needed to 0. The others stay as they are while the library has this soname.
+ * A struct that may grow begins with `struct_size`: set it to its sizeof, and unused fields to 0.
+ * The others do not change while the library has this soname.
  *
  * What else a program may do, at any moment:
  *
@@ -42,8 +42,8 @@
  *             has opened in its place. One that a call has returned is a duplicate of the library's:
  *             a program that closes it stops only itself from waiting for it, and what it opens in
  *             its place stays open (where the kernel has kcmp()).
- * identity    setuid(), chroot(), chdir(), umask() and limits may change: what exists is not
- *             affected, what is created later is subject to the new ones. */
+ * identity    setuid(), chroot(), chdir(), umask() and limits may change: existing objects are not
+ *             affected, later ones are subject to the new values. */
 
 
 #ifndef PINFOLD_H
@@ -61,7 +61,7 @@
 #endif
 
 /*
- Bits of pf_arena_opts.sources: what the memory may come from. Tried in the order of the bits.
+ Bits of pf_arena_opts.sources: the sources of the memory. Tried in the order of the bits.
  */
 #define PF_SOURCE_HUGETLB_1G (1 << 0)
 
@@ -96,14 +96,14 @@
 #define PF_SOURCE_MEMFD_1G (1 << 6)
 
 /*
- For pf_arena_opts.policy: a device reaches only what pf_map() or a request maps, and the memory
- of pools, at the addresses in their blocks. The default: 0 is the same.
+ For pf_arena_opts.policy: a device reaches only memory that pf_map() or a request maps, and the
+ memory of pools, at the addresses in their blocks. The default: 0 is the same.
  */
 #define PF_POLICY_PER_USE 1
 
 /*
  For pf_arena_opts.policy: all of the arena is mapped while it lives, so an address for the
- device is known at once, and devices reach also what is not mapped, or not any more.
+ device is known at once, and devices also reach memory that is not mapped, or no longer.
  */
 #define PF_POLICY_WHOLE 2
 
@@ -124,8 +124,8 @@
 #define PF_IOMMU_IOMMUFD 2
 
 /*
- What the end of a mapping returns if devices still reach the memory: it is of an arena of
- PF_POLICY_WHOLE, or registered.
+ The return value of calls that end a mapping if devices still reach the memory: it is of an
+ arena of PF_POLICY_WHOLE, or registered.
  */
 #define PF_STAYS_MAPPED 1
 
@@ -210,13 +210,13 @@
 #define PF_WRITE 2
 
 /*
- Makes durable what writes that were reported have written. After an error earlier writes may be
- lost, and a later flush that succeeds does not prove the contrary.
+ Makes the data of reported writes durable. After an error earlier writes may be lost, and a
+ later flush that succeeds does not prove the contrary.
  */
 #define PF_FLUSH 3
 
 /*
- Discards `len` bytes from `offset`. The controller may keep them all the same.
+ Discards `len` bytes from `offset`. The controller may still keep them.
  */
 #define PF_DISCARD 4
 
@@ -277,25 +277,25 @@
 #define PF_VERSION 512
 
 /*
- How a counter changes.
+ The way a counter changes.
  */
 enum pf_counter_kind {
   /*
-   It grows: what happened so far.
+   A count that grows: events so far.
    */
   PF_COUNTER_TOTAL = 0,
   /*
-   It grows and shrinks: what is now.
+   A count that grows and shrinks: the current value.
    */
   PF_COUNTER_LEVEL = 1,
   /*
-   The highest so far.
+   The highest value so far.
    */
   PF_COUNTER_PEAK = 2,
 };
 
 /*
- What a device may do with memory that is mapped.
+ The access of a device to mapped memory.
  */
 enum pf_dir {
   /*
@@ -313,7 +313,7 @@ enum pf_dir {
 };
 
 /*
- What an event is about.
+ The kind of an event.
  */
 enum pf_event_kind {
   /*
@@ -409,7 +409,7 @@ struct pf_nvme_command {
    */
   size_t struct_size;
   /*
-   The opcode. Its lowest two bits say which way its data go: 0: it has none; 1: to the
+   The opcode. Its lowest two bits are the direction of its data: 0: none; 1: to the
    controller; 2: from it.
    */
   uint32_t opcode;
@@ -452,7 +452,7 @@ struct pf_nvme_command {
 };
 
 /*
- Options of an arena. Set `struct_size` to its sizeof, and what is not needed to 0.
+ Options of an arena. Set `struct_size` to its sizeof, and unused fields to 0.
  */
 struct pf_arena_opts {
   /*
@@ -485,7 +485,7 @@ struct pf_arena_opts {
    */
   uint32_t policy;
   /*
-   One more than the number of the NUMA node; 0: any.
+   The number of the NUMA node plus one; 0: any.
    */
   uint32_t numa_node_plus_one;
   /*
@@ -516,7 +516,7 @@ struct pf_region {
    */
   uint64_t iova;
   /*
-   Where it begins in the file.
+   The offset of the memory in the file.
    */
   int64_t fd_offset;
   /*
@@ -556,7 +556,7 @@ typedef struct pf_block_t {
  */
 struct pf_bar {
   /*
-   Where they begin in this process.
+   The address of the registers in this process.
    */
   void *addr;
   /*
@@ -567,7 +567,7 @@ struct pf_bar {
 
 /*
  Options of a domain behind the software IOMMU, for tests of what a program does when revocations
- go wrong. Set `struct_size` to its sizeof, and what is not needed to 0.
+ go wrong. Set `struct_size` to its sizeof, and unused fields to 0.
  */
 struct pf_domain_soft_opts {
   /*
@@ -575,12 +575,12 @@ struct pf_domain_soft_opts {
    */
   size_t struct_size;
   /*
-   How many nanoseconds a flush takes; 0: 1 us.
+   The duration of a flush in nanoseconds; 0: 1 us.
    */
   uint64_t flush_ns;
   /*
-   How many nanoseconds a call waits for a flush before it is late (pf_unmap(), tickets); 0: 5 s.
-   A request loop has a limit of its own (pf_requests_opts.flush_ns).
+   The nanoseconds that a call waits for a flush before it is late (pf_unmap(), tickets); 0: 5
+   s. A request loop has a limit of its own (pf_requests_opts.flush_ns).
    */
   uint64_t timeout_ns;
   /*
@@ -596,8 +596,7 @@ struct pf_domain_soft_opts {
 };
 
 /*
- Options of a domain for real devices. Set `struct_size` to its sizeof, and what is not needed to
- 0.
+ Options of a domain for real devices. Set `struct_size` to its sizeof, and unused fields to 0.
  */
 struct pf_domain_opts {
   /*
@@ -647,8 +646,8 @@ typedef struct pf_map_t {
 } pf_map_t;
 
 /*
- What a thread waits for until memory is its own again: see pf_revoke_many(). Of the owner that
- it was made by. 0 is none.
+ A ticket, which a thread waits for until memory is its own again: see pf_revoke_many(). Valid
+ for the owner that made it. 0 is none.
  */
 typedef struct pf_ticket_t {
   /*
@@ -699,7 +698,7 @@ struct pf_held {
 };
 
 /*
- Options of a controller. Set `struct_size` to its sizeof, and what is not needed to 0.
+ Options of a controller. Set `struct_size` to its sizeof, and unused fields to 0.
  */
 struct pf_nvme_opts {
   /*
@@ -731,7 +730,7 @@ struct pf_nvme_opts {
 };
 
 /*
- What a controller and one of its namespaces can do.
+ The capabilities of a controller and one of its namespaces.
  */
 struct pf_nvme_info {
   /*
@@ -773,7 +772,7 @@ struct pf_nvme_info {
 };
 
 /*
- Options of a pool. Set `struct_size` to its sizeof, and what is not needed to 0.
+ Options of a pool. Set `struct_size` to its sizeof, and unused fields to 0.
  */
 struct pf_pool_opts {
   /*
@@ -781,7 +780,7 @@ struct pf_pool_opts {
    */
   size_t struct_size;
   /*
-   What reports and messages call the pool; NULL: "pool".
+   The name of the pool in reports and messages; NULL: "pool".
    */
   const char *name;
   /*
@@ -853,7 +852,7 @@ struct pf_pool_stats {
    */
   uint64_t peak;
   /*
-   Pieces of memory: chunks of the arena, and what was added.
+   Pieces of memory: chunks of the arena, and added memory.
    */
   uint64_t chunks;
   /*
@@ -875,11 +874,11 @@ struct pf_fault {
    */
   size_t struct_size;
   /*
-   How many accesses of the port have faulted. If it is 0, so is the rest.
+   The number of accesses of the port that have faulted. If it is 0, so are the other fields.
    */
   uint64_t count;
   /*
-   Of the last one, the first address that was not reached.
+   The first address that the last faulting access did not reach.
    */
   uint64_t iova;
   /*
@@ -893,7 +892,7 @@ struct pf_fault {
 };
 
 /*
- Options of a queue. Set `struct_size` to its sizeof, and what is not needed to 0.
+ Options of a queue. Set `struct_size` to its sizeof, and unused fields to 0.
  */
 struct pf_queue_opts {
   /*
@@ -920,7 +919,7 @@ struct pf_queue_opts {
 };
 
 /*
- A request. What it points to is read by pf_submit() only.
+ A request. Memory that it points to is read by pf_submit() only.
  */
 struct pf_request {
   /*
@@ -964,9 +963,9 @@ struct pf_request {
    for `iov` as the library chooses; else NULL. It is one command at the controller, of at most
    pf_nvme_info.max_command bytes, and not sent again after it may have been carried out. A
    read, a write, a comparison, and write zeroes, write uncorrectable and verify are ordered
-   with other requests by their blocks, and must have the memory of these; any other command as
-   one for all of the namespace, and what it says of its length is the program's to get right:
-   what the controller moves beyond `iov` is not mapped for it.
+   with other requests by their blocks, and must have the memory of these; any other command
+   counts as one for all of the namespace, and the program is responsible for the length in it:
+   memory beyond `iov` is not mapped for it.
    */
   const struct pf_nvme_command *command;
 };
@@ -1012,7 +1011,7 @@ struct pf_counter {
    */
   const char *unit;
   /*
-   What it means, in a sentence.
+   Its meaning, in a sentence.
    */
   const char *meaning;
   /*
@@ -1020,7 +1019,7 @@ struct pf_counter {
    */
   uint64_t value;
   /*
-   How it changes: enum pf_counter_kind.
+   The way it changes: enum pf_counter_kind.
    */
   uint32_t kind;
   /*
@@ -1030,7 +1029,7 @@ struct pf_counter {
 };
 
 /*
- Options of a request loop. Set `struct_size` to its sizeof, and what is not needed to 0.
+ Options of a request loop. Set `struct_size` to its sizeof, and unused fields to 0.
  */
 struct pf_requests_opts {
   /*
@@ -1038,7 +1037,7 @@ struct pf_requests_opts {
    */
   size_t struct_size;
   /*
-   How many nanoseconds a flush may take before its request is late; 0: 5 s.
+   The nanoseconds that a flush may take before its request is late; 0: 5 s.
    */
   uint64_t flush_ns;
   /*
@@ -1046,14 +1045,15 @@ struct pf_requests_opts {
    */
   uint32_t depth;
   /*
-   How many more may wait for their flush, be late or lost; 0: as many as `depth`. Both
-   together are at most 1048576, and each needs some 1.2 kB, which are allocated at once.
+   The number of further requests that may wait for their flush, be late or lost; 0: as many as
+   `depth`. Both together are at most 1048576, and each needs some 1.2 kB, which are allocated
+   at once.
    */
   uint32_t held;
   /*
-   When access ends: PF_PROTECT_*; 0: PF_PROTECT_STRICT. What stays mapped for its lifetime may
-   be a payload with each of them, and is then reported as PF_END_STAYS_MAPPED.
-   PF_PROTECT_STATIC takes nothing else.
+   When access ends: PF_PROTECT_*; 0: PF_PROTECT_STRICT. Memory that stays mapped for its
+   lifetime may be a payload with each of them, and is then reported as PF_END_STAYS_MAPPED.
+   PF_PROTECT_STATIC accepts no other memory.
    */
   uint32_t protect;
   /*
@@ -1077,7 +1077,7 @@ struct pf_payload {
    */
   size_t len;
   /*
-   What the device may do with it: enum pf_dir.
+   The device's access to it: enum pf_dir.
    */
   uint32_t dir;
   /*
@@ -1095,11 +1095,11 @@ struct pf_done {
    */
   uint64_t token;
   /*
-   What pf_requests_completed() was told; else 0.
+   The result passed to pf_requests_completed(); else 0.
    */
   uint64_t result;
   /*
-   How the device's access ended: PF_END_*.
+   The way the device's access ended: PF_END_*.
    */
   uint32_t end;
   /*
@@ -1117,7 +1117,7 @@ struct pf_event {
    */
   size_t struct_size;
   /*
-   What happened: `enum pf_event_kind`.
+   The kind: `enum pf_event_kind`.
    */
   uint32_t kind;
   /*
@@ -1160,13 +1160,13 @@ extern "C" {
  Sends an admin command, and waits for its completion, for at most a minute. Its data are copied
  through a page of the library's: the controller reaches none of the program's memory.
 
- What the library relies on is refused: its queues (create, delete), aborts, event requests,
- doorbells, keep alive, virtualization, and "set features" of the number of queues, of events, of
- the host memory buffer, of keep alive, of the host's behavior and of the command set profile.
- After a command that changes namespaces (format, sanitize, management, attachment) they are
- identified again, and queues refuse one that has other blocks now (ESTALE). Opcodes of the
- standard that are newer than the library are refused, too; those of vendors (from 0xc0) are
- sent, and must not move more than 4096 bytes.
+ Commands that change state on which the library relies are refused: its queues (create, delete),
+ aborts, event requests, doorbells, keep alive, virtualization, and "set features" of the number
+ of queues, of events, of the host memory buffer, of keep alive, of the host's behavior and of
+ the command set profile. After a command that changes namespaces (format, sanitize, management,
+ attachment) they are identified again, and queues refuse a namespace whose blocks have changed
+ (ESTALE). Opcodes of the standard that are newer than the library are refused, too; those of
+ vendors (from 0xc0) are sent, and must not move more than 4096 bytes.
 
  @nvme: the controller.
  @command: the command; `result` and `status` are stored there.
@@ -1237,7 +1237,7 @@ int pf_arena_map_into(struct pf_arena_t *arena, struct pf_domain_t *domain, uint
 int pf_uring_register_arena(struct pf_arena_t *arena, int ring_fd, unsigned int index) PF_CHECKED;
 
 /*
- Takes an arena out of the table of a ring. Requests in flight keep its pages until they have
+ Removes an arena from the table of a ring. Requests in flight keep its pages until they have
  completed: the program waits for them before it frees their memory.
 
  @arena: the arena.
@@ -1250,7 +1250,7 @@ int pf_uring_register_arena(struct pf_arena_t *arena, int ring_fd, unsigned int 
 int pf_uring_unregister_arena(struct pf_arena_t *arena, int ring_fd, unsigned int index) PF_CHECKED;
 
 /*
- Gives an arena back: its memory is unmapped and freed, or is the caller's again.
+ Destroys an arena: its memory is unmapped and freed, or is the caller's again.
 
  @arena: the arena; NULL does nothing.
 
@@ -1311,8 +1311,8 @@ int pf_iova(struct pf_domain_t *domain, const void *va, size_t len, uint64_t *io
 /*
  Describes an arena's memory, for a program that shares it by its file descriptor.
 
- Another mapping of the file has addresses of its own, which the library takes for other memory:
- a program that registers them answers for it that nobody uses what the arena has freed.
+ Another mapping of the file has addresses of its own, which the library treats as other memory:
+ a program that registers them guarantees that memory freed by the arena is not in use.
 
  @arena: the arena.
  @region: where the description is stored; its `struct_size` is set before.
@@ -1349,7 +1349,7 @@ int pf_pool_cache(struct pf_pool_t *pool, struct pf_cache_t **out) PF_CHECKED;
 int pf_cache_destroy(struct pf_cache_t *cache);
 
 /*
- Allocates a block. Its content is what the last user left.
+ Allocates a block. It holds the last user's content.
 
  @cache: the cache.
  @block: where the addresses and the length are stored; its tag stays.
@@ -1412,15 +1412,15 @@ int pf_put_bulk(struct pf_cache_t *cache,
 
 /*
  Opens a PCI device for a driver of the program's own. It must be bound to vfio-pci (`pinfold
- bind`). It reaches memory when pf_device_bus_master() has allowed it, and then what is mapped in
- the domain.
+ bind`). It reaches memory when pf_device_bus_master() has allowed it, and then only memory
+ mapped in the domain.
 
  @domain: a domain of pf_domain_create(), in which it is opened; or one to which it is attached
  (pf_domain_vfio(), pf_domain_attach()).
  @bdf: the device's address, as "0000:01:00.0"; or another form of it.
  @out: where the handle is stored.
 
- Return: 0, or -errno: ENODEV, EACCES and what the kernel returns; EBUSY (it is open already, or
+ Return: 0, or -errno: ENODEV, EACCES and errors of the kernel; EBUSY (it is open already, or
  attached to another domain of the process); ENOTSUP (a software domain); EINVAL (`bdf`); EBADF; EFAULT; ENFILE. The message names the step
  that is missing.
  Thread: any. Allocates. Ends with pf_device_destroy(). Since 0.2.
@@ -1450,7 +1450,7 @@ int pf_device_destroy(struct pf_device_t *device);
  @bar: where address and length are stored; each call stores the same.
 
  Return: 0, or -errno: ENXIO (the device has no such BAR); ENOTSUP (the kernel does not let all
- of it be mapped: I/O ports); EFAULT; EBADF; what the kernel returns.
+ of it be mapped: I/O ports); EFAULT; EBADF; errors of the kernel.
  Thread: any. Takes a lock. Ownership: the registers stay mapped until pf_device_destroy(). While
  the device does not decode its memory (bit 1 of the command register), an access is a SIGBUS.
  Since 0.2.
@@ -1466,7 +1466,7 @@ int pf_device_bar(struct pf_device_t *device, unsigned int index, struct pf_bar 
  @buf: where the bytes are stored.
  @len: how many.
 
- Return: 0, or -errno: EINVAL (beyond the end); EFAULT; EBADF; what the kernel returns.
+ Return: 0, or -errno: EINVAL (beyond the end); EFAULT; EBADF; errors of the kernel.
  Thread: any. Since 0.2.
 
  */
@@ -1500,7 +1500,7 @@ int pf_device_config_write(struct pf_device_t *device,
  @fds: where the `n` descriptors are stored, the first that of interrupt 0.
 
  Return: how many interrupts the device has; or -errno: EINVAL (it has fewer than `n`); EBUSY
- (some are enabled: disable them first); EFAULT; EBADF; what the kernel returns. Nothing has
+ (some are enabled: disable them first); EFAULT; EBADF; errors of the kernel. Nothing has
  changed then.
  Thread: any. Takes a lock. Ownership: the descriptors are the device's: read them, and do not
  close them. Each is two of the process's. Since 0.2.
@@ -1514,20 +1514,20 @@ int pf_device_irqs(struct pf_device_t *device, unsigned int n, int *fds) PF_CHEC
  @device: the device.
  @on: 1 or 0.
 
- Return: 0, or -errno: EINVAL (`on`); EBADF; what the kernel returns.
+ Return: 0, or -errno: EINVAL (`on`); EBADF; errors of the kernel.
  Thread: any. Since 0.2.
  */
 int pf_device_bus_master(struct pf_device_t *device, unsigned int on) PF_CHECKED;
 
 /*
- Resets a device: it has lost its state, and accesses no memory until it is set up again. For a
- loop of requests, pf_requests_stopped() says so. What the kernel has set up is as before: bus
- mastering is on if it was, the registers stay mapped, and the interrupts enabled, with the same
+ Resets a device: it has lost its state, and accesses no memory until it is set up again. A loop
+ of requests learns this by pf_requests_stopped(). The kernel's setup is as before: bus mastering
+ is on if it was, the registers stay mapped, and the interrupts enabled, with the same
  descriptors.
 
  @device: the device.
 
- Return: 0, or -errno: ENOTSUP (it cannot be reset alone); EBADF; what the kernel returns.
+ Return: 0, or -errno: ENOTSUP (it cannot be reset alone); EBADF; errors of the kernel.
  Thread: any. Since 0.2.
  */
 int pf_device_reset(struct pf_device_t *device) PF_CHECKED;
@@ -1565,7 +1565,7 @@ int pf_domain_soft_with(const struct pf_domain_soft_opts *opts, struct pf_domain
  @iommu: the kernel's interface: PF_IOMMU_*; 0: PF_IOMMU_BEST.
  @out: where the handle is stored.
 
- Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and what the kernel returns; EBUSY (this process has
+ Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and errors of the kernel; EBUSY (this process has
  it already: in another domain, or by pf_device_open()); EINVAL (`bdf`, or an unknown `iommu`);
  EFAULT. The message names the step that is missing.
  Thread: any. Allocates. Ends with pf_domain_destroy(), after which the device is reset. Since
@@ -1629,8 +1629,8 @@ int pf_domain_attach(struct pf_domain_t *domain, const char *bdf) PF_CHECKED;
 int pf_domain_detach(struct pf_domain_t *domain, const char *bdf) PF_CHECKED;
 
 /*
- Gives a domain back. What was created in it keeps it: owners, arenas, registrations,
- controllers.
+ Destroys a domain's handle. Objects created in the domain keep it: owners, arenas,
+ registrations, controllers.
 
  @domain: the domain; NULL does nothing.
 
@@ -1640,9 +1640,9 @@ int pf_domain_detach(struct pf_domain_t *domain, const char *bdf) PF_CHECKED;
 int pf_domain_destroy(struct pf_domain_t *domain);
 
 /*
- Returns what the last failed call of this thread said: a sentence with the value, the limit and
- the next step. The empty string if none has failed; also in handlers that run at the end of the
- thread or of the process (pthread_key_create(), atexit()).
+ Returns the message of the last failed call of this thread: a sentence with the value, the limit
+ and the next step. The empty string if none has failed; also in handlers that run at the end of
+ the thread or of the process (pthread_key_create(), atexit()).
 
  The text is in a buffer of the thread, at the same address as long as the thread exists; the
  next call of the library in this thread that fails changes it. At most 2047 bytes.
@@ -1738,7 +1738,7 @@ int pf_frames_free(struct pf_frames_t *frames, void **slots, unsigned int n);
  @owner: the owner, of the memory's domain.
  @va: the memory: any bytes of one allocation of an arena in the domain, or of registered memory.
  @len: bytes, at least 1.
- @dir: enum pf_dir: what the device may do.
+ @dir: enum pf_dir: the access of the device.
  @map: where the mapping's name is stored, for pf_unmap() or pf_revoke_many() of this owner.
  @iova: where the device's address of `va` is stored.
 
@@ -1765,7 +1765,7 @@ int pf_map(struct pf_owner_t *owner,
  @owner: the owner, of the memory's domain.
  @iov: the pieces, each as for pf_map().
  @n: how many; 0 does nothing.
- @dir: enum pf_dir: what the device may do with all of them.
+ @dir: enum pf_dir: the access of the device to all of them.
  @maps: where the `n` names are stored.
  @iovas: where the `n` addresses are stored.
 
@@ -1826,8 +1826,8 @@ int pf_revoke_many(struct pf_owner_t *owner,
 
 /*
  Describes the memory of a domain that is held because a device may still reach it. Memory whose
- late flush has completed meanwhile is handed back first. Of the requests of a controller that the
- library drives, the controller's counters say what it has lost (pf_stats(): `quarantined`).
+ late flush has completed meanwhile is handed back first. For a controller that the library
+ drives, the controller's counters have the memory of lost requests (pf_stats(): `quarantined`).
 
  @domain: the domain.
  @held: where the counts are stored; its `struct_size` is set before. NULL: not needed.
@@ -1866,8 +1866,8 @@ int pf_nvme_open(struct pf_domain_t *domain,
                  struct pf_nvme_t **out) PF_CHECKED;
 
 /*
- Shuts a controller down and gives it back. Memory of requests that were given up (PF_LOST) is no
- longer in use after that.
+ Shuts a controller down and ends its handle. Memory of requests that were given up (PF_LOST) is
+ no longer in use after that.
 
  @nvme: the controller; NULL does nothing.
 
@@ -1880,7 +1880,7 @@ int pf_nvme_open(struct pf_domain_t *domain,
 int pf_nvme_destroy(struct pf_nvme_t *nvme);
 
 /*
- Tells what a controller and one of its namespaces can do.
+ Returns the capabilities of a controller and one of its namespaces.
 
  @nvme: the controller.
  @nsid: the namespace's number, from 1; 0: the first.
@@ -1968,7 +1968,7 @@ int pf_quiesce_fd(struct pf_owner_t *owner) PF_CHECKED;
  Creates a pool of pages for a receive path: the devices of the arena's first domain read and
  write a page from when it is first allocated on, also while it is free.
 
- @arena: where its memory comes from, as it is needed.
+ @arena: the source of its memory, which is taken as needed.
  @page_bytes: 4096 times a power of two, up to 2 MiB.
  @ring: how many pages other threads can return before the consumer takes them, a power of two up
  to 1,048,576; 0: 1024. More are returned all the same, by a slower way.
@@ -2054,7 +2054,7 @@ int pf_pages_return(struct pf_pages_t *pages,
  Creates a pool of blocks of one size. Devices of the arena's first domain reach its memory, for
  reading and writing, for as long as the pool has it, also with PF_POLICY_PER_USE.
 
- @arena: where its memory comes from, as it is needed; NULL: only from pf_pool_add().
+ @arena: the source of its memory, which is taken as needed; NULL: only from pf_pool_add().
  @opts: the options; `size` at least.
  @out: where the handle is stored.
 
@@ -2128,9 +2128,9 @@ int pf_pool_stats(struct pf_pool_t *pool, struct pf_pool_stats *stats);
 int pf_pool_report(struct pf_pool_t *pool, char *text, size_t size) PF_CHECKED;
 
 /*
- Gives memory of which all blocks are free back to the arena, as far as the minimum allows.
- Blocks that caches keep stay; what was added with pf_pool_add() stays. What a mapping or a
- request uses still goes back with a later call.
+ Returns memory whose blocks are all free to the arena, as far as the minimum allows. Blocks in
+ caches stay, and so does memory added with pf_pool_add(). Memory that a mapping or a request
+ still uses is returned by a later call.
 
  @pool: the pool.
 
@@ -2140,8 +2140,7 @@ int pf_pool_report(struct pf_pool_t *pool, char *text, size_t size) PF_CHECKED;
 int64_t pf_pool_shrink(struct pf_pool_t *pool) PF_CHECKED;
 
 /*
- Gives a pool back: its memory goes back to the arena, and what was added to it is the caller's
- again.
+ Destroys a pool: its memory returns to the arena, and memory added to it is the caller's again.
 
  @pool: the pool; NULL does nothing.
 
@@ -2153,9 +2152,9 @@ int64_t pf_pool_shrink(struct pf_pool_t *pool) PF_CHECKED;
 int pf_pool_destroy(struct pf_pool_t *pool);
 
 /*
- Connects a device model to a domain of pf_domain_soft(): what the program does through the port
- a device does, and the software IOMMU checks it. Each port is a device of its own, with a cache
- of translations, so that a model and a test of its revocations may each have one.
+ Connects a device model to a domain of pf_domain_soft(): accesses through the port are a
+ device's, and the software IOMMU checks them. Each port is a device of its own, with a cache of
+ translations, so that a model and a test of its revocations may each have one.
 
  @domain: the domain.
  @out: where the handle is stored.
@@ -2194,8 +2193,8 @@ int pf_port_destroy(struct pf_port_t *port);
 int pf_port_read(struct pf_port_t *port, uint64_t iova, void *buf, size_t len) PF_CHECKED;
 
 /*
- Writes memory as a device does. 4 or 8 bytes at a multiple of that are written at once; whoever
- sees the write sees what this thread did before it.
+ Writes memory as a device does. 4 or 8 bytes at a multiple of that are written at once; a thread
+ that sees the write sees the earlier stores of this thread.
 
  @port: the port.
  @iova: the device's address of the memory.
@@ -2276,7 +2275,7 @@ int pf_submit(struct pf_queue_t *queue, const struct pf_request *requests, uint3
 
 /*
  Reports requests that have completed and whose memory no device can reach any more (except with
- PF_PROTECT_STATIC). Revokes what is found to have completed.
+ PF_PROTECT_STATIC). Revokes requests that are found completed.
 
  @queue: the queue.
  @completions: where the reports are stored.
@@ -2456,7 +2455,7 @@ int pf_sgl(struct pf_reg_t *reg,
 int pf_uring_register(struct pf_reg_t *reg, int ring_fd, unsigned int index) PF_CHECKED;
 
 /*
- Takes registered memory out of the table of a ring. Requests in flight keep the pages until they
+ Removes registered memory from the table of a ring. Requests in flight keep the pages until they
  have completed: the program waits for them before it uses the memory otherwise.
 
  @reg: the registration.

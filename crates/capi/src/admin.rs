@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub struct pf_nvme_command {
     /// sizeof(struct pf_nvme_command).
     pub struct_size: usize,
-    /// The opcode. Its lowest two bits say which way its data go: 0: it has none; 1: to the
+    /// The opcode. Its lowest two bits are the direction of its data: 0: none; 1: to the
     /// controller; 2: from it.
     pub opcode: u32,
     /// The namespace; 0 or 0xffffffff where the command is not about one.
@@ -58,13 +58,13 @@ unsafe impl Options for pf_nvme_command {
 /// Sends an admin command, and waits for its completion, for at most a minute. Its data are copied
 /// through a page of the library's: the controller reaches none of the program's memory.
 ///
-/// What the library relies on is refused: its queues (create, delete), aborts, event requests,
-/// doorbells, keep alive, virtualization, and "set features" of the number of queues, of events, of
-/// the host memory buffer, of keep alive, of the host's behavior and of the command set profile.
-/// After a command that changes namespaces (format, sanitize, management, attachment) they are
-/// identified again, and queues refuse one that has other blocks now (ESTALE). Opcodes of the
-/// standard that are newer than the library are refused, too; those of vendors (from 0xc0) are
-/// sent, and must not move more than 4096 bytes.
+/// Commands that change state on which the library relies are refused: its queues (create, delete),
+/// aborts, event requests, doorbells, keep alive, virtualization, and "set features" of the number
+/// of queues, of events, of the host memory buffer, of keep alive, of the host's behavior and of
+/// the command set profile. After a command that changes namespaces (format, sanitize, management,
+/// attachment) they are identified again, and queues refuse a namespace whose blocks have changed
+/// (ESTALE). Opcodes of the standard that are newer than the library are refused, too; those of
+/// vendors (from 0xc0) are sent, and must not move more than 4096 bytes.
 ///
 /// @nvme: the controller.
 /// @command: the command; `result` and `status` are stored there.

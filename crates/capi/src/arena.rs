@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Pinned memory.
 pub struct pf_arena_t {
-    /// That of pf_arena_region(). Before the arena, whose descriptor it is.
+    /// The descriptor of pf_arena_region(). Before the arena, whose descriptor it is.
     handed: Mutex<Option<Handed>>,
     pub(crate) arena: Arena,
     pub(crate) region: Arc<Region>,
@@ -29,7 +29,7 @@ pub struct pf_arena_t {
 
 pub(crate) static ARENAS: Table<pf_arena_t> = Table::new(2, "arena");
 
-/// Bits of pf_arena_opts.sources: what the memory may come from. Tried in the order of the bits.
+/// Bits of pf_arena_opts.sources: the sources of the memory. Tried in the order of the bits.
 pub const PF_SOURCE_HUGETLB_1G: u32 = 1 << 0;
 /// 2 MiB pages of the hugetlb pool.
 pub const PF_SOURCE_HUGETLB_2M: u32 = 1 << 1;
@@ -54,14 +54,14 @@ const SOURCES: [Source; 7] = [
     Source::Memfd1G,
 ];
 
-/// For pf_arena_opts.policy: a device reaches only what pf_map() or a request maps, and the memory
-/// of pools, at the addresses in their blocks. The default: 0 is the same.
+/// For pf_arena_opts.policy: a device reaches only memory that pf_map() or a request maps, and the
+/// memory of pools, at the addresses in their blocks. The default: 0 is the same.
 pub const PF_POLICY_PER_USE: u32 = 1;
 /// For pf_arena_opts.policy: all of the arena is mapped while it lives, so an address for the
-/// device is known at once, and devices reach also what is not mapped, or not any more.
+/// device is known at once, and devices also reach memory that is not mapped, or no longer.
 pub const PF_POLICY_WHOLE: u32 = 2;
 
-/// Options of an arena. Set `struct_size` to its sizeof, and what is not needed to 0.
+/// Options of an arena. Set `struct_size` to its sizeof, and unused fields to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_arena_opts {
@@ -84,7 +84,7 @@ pub struct pf_arena_opts {
     pub sources: u32,
     /// PF_POLICY_*; 0: PF_POLICY_PER_USE.
     pub policy: u32,
-    /// One more than the number of the NUMA node; 0: any.
+    /// The number of the NUMA node plus one; 0: any.
     pub numa_node_plus_one: u32,
     /// 0.
     pub reserved: u32,
@@ -116,7 +116,7 @@ pub struct pf_region {
     pub len: usize,
     /// Its address for the devices of the arena's first domain; 0 unless it is mapped as a whole.
     pub iova: u64,
-    /// Where it begins in the file.
+    /// The offset of the memory in the file.
     pub fd_offset: i64,
     /// The file descriptor, which stays the arena's: duplicate it to keep it. -1: none.
     pub fd: c_int,
@@ -313,7 +313,7 @@ pub extern "C" fn pf_uring_register_arena(
     })
 }
 
-/// Takes an arena out of the table of a ring. Requests in flight keep its pages until they have
+/// Removes an arena from the table of a ring. Requests in flight keep its pages until they have
 /// completed: the program waits for them before it frees their memory.
 ///
 /// @arena: the arena.
@@ -331,7 +331,7 @@ pub extern "C" fn pf_uring_unregister_arena(
     call(|| ARENAS.get_waiting(arena)?.rings.unregister(ring_fd, index).map(|()| 0))
 }
 
-/// Gives an arena back: its memory is unmapped and freed, or is the caller's again.
+/// Destroys an arena: its memory is unmapped and freed, or is the caller's again.
 ///
 /// @arena: the arena; NULL does nothing.
 ///
@@ -442,7 +442,7 @@ impl pf_arena_t {
         ))
     }
 
-    /// Gives a buffer to the C program, which has its address from then on.
+    /// Passes a buffer to the C program, which owns its address from then on.
     pub(crate) fn hand_out(&self, buffer: Buffer, iova: u64, site: Site) -> NonNull<u8> {
         let memory = buffer.into_raw();
         let (va, len) = (memory.cast::<u8>(), memory.len());
@@ -453,7 +453,7 @@ impl pf_arena_t {
         va
     }
 
-    /// Takes a buffer back from the C program.
+    /// Takes ownership of a buffer back from the C program.
     ///
     /// # Errors
     /// As [`Region::claim`].
@@ -507,8 +507,8 @@ pub unsafe extern "C" fn pf_iova(
 
 /// Describes an arena's memory, for a program that shares it by its file descriptor.
 ///
-/// Another mapping of the file has addresses of its own, which the library takes for other memory:
-/// a program that registers them answers for it that nobody uses what the arena has freed.
+/// Another mapping of the file has addresses of its own, which the library treats as other memory:
+/// a program that registers them guarantees that memory freed by the arena is not in use.
 ///
 /// @arena: the arena.
 /// @region: where the description is stored; its `struct_size` is set before.

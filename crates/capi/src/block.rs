@@ -71,7 +71,8 @@ pub(crate) unsafe fn write_va(out: *mut pf_block_t, va: *mut u8) {
     unsafe { field::<*mut u8>(out, offset_of!(pf_block_t, va)).write_unaligned(va) };
 }
 
-/// What a C program returns: blocks, how many, and where the index of a refused one is stored.
+/// The arguments of a C program that returns blocks: the blocks, their number, and where the index
+/// of a refused one is stored.
 pub(crate) type Returned = (*const pf_block_t, c_uint, *mut c_uint);
 
 /// Frees each block by `free`, until one is refused: those before it are freed then.

@@ -66,7 +66,7 @@ pub extern "C" fn pf_cache_destroy(cache: *mut pf_cache_t) -> c_int {
     })
 }
 
-/// Allocates a block. Its content is what the last user left.
+/// Allocates a block. It holds the last user's content.
 ///
 /// @cache: the cache.
 /// @block: where the addresses and the length are stored; its tag stays.
@@ -140,7 +140,7 @@ unsafe extern "C" fn put(
     })
 }
 
-/// How many blocks are moved between the caller's array and the pool at once.
+/// The number of blocks moved between the caller's array and the pool at once.
 const BATCH: usize = 32;
 
 /// Allocates `n` blocks, all or none.

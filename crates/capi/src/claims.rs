@@ -1,12 +1,12 @@
-//! The real devices that this process has, by address: which are attached to a domain, and which
-//! have a driver. The kernel says of such a device no more than that it is busy, if that; and a
-//! device that has a driver is not taken from its domain.
+//! The real devices of this process, by address: those attached to a domain, and those with a
+//! driver. The kernel reports at most that such a device is busy; and a device that has a driver is
+//! not taken from its domain.
 
 use crate::failure::{Failure, fail};
 use pinfold::pci::Bdf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What the process has of a device.
+/// The process's use of a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Claim {
     /// It is attached to a domain.
@@ -132,7 +132,7 @@ mod tests {
         let opened = Opened::new(one).unwrap();
         assert_eq!(Opened::new(one).err().map(errno), Some(libc::EBUSY));
         assert_eq!(Opened::check_none(one).err().map(errno), Some(libc::EBUSY));
-        // One without the other.
+        // Each of the two without the other.
         drop(attached);
         Attached::check_none(one).unwrap();
         assert_eq!(Attached::new(one).err().map(errno), Some(libc::EBUSY));

@@ -19,7 +19,7 @@ pub struct pf_device_t {
     opened: Opened,
 }
 
-/// What the program has of the device.
+/// The program's registers and interrupts of the device.
 #[derive(Default)]
 struct Mapped {
     bars: [Option<Bar>; BARS],
@@ -37,22 +37,22 @@ const CONFIG: usize = 4096;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_bar {
-    /// Where they begin in this process.
+    /// The address of the registers in this process.
     pub addr: *mut c_void,
     /// Bytes.
     pub len: u64,
 }
 
 /// Opens a PCI device for a driver of the program's own. It must be bound to vfio-pci (`pinfold
-/// bind`). It reaches memory when pf_device_bus_master() has allowed it, and then what is mapped in
-/// the domain.
+/// bind`). It reaches memory when pf_device_bus_master() has allowed it, and then only memory
+/// mapped in the domain.
 ///
 /// @domain: a domain of pf_domain_create(), in which it is opened; or one to which it is attached
 /// (pf_domain_vfio(), pf_domain_attach()).
 /// @bdf: the device's address, as "0000:01:00.0"; or another form of it.
 /// @out: where the handle is stored.
 ///
-/// Return: 0, or -errno: ENODEV, EACCES and what the kernel returns; EBUSY (it is open already, or
+/// Return: 0, or -errno: ENODEV, EACCES and errors of the kernel; EBUSY (it is open already, or
 /// attached to another domain of the process); ENOTSUP (a software domain); EINVAL (`bdf`); EBADF; EFAULT; ENFILE. The message names the step
 /// that is missing.
 /// Thread: any. Allocates. Ends with pf_device_destroy(). Since 0.2.
@@ -100,7 +100,7 @@ pub extern "C" fn pf_device_destroy(device: *mut pf_device_t) -> c_int {
     call(|| {
         if !device.is_null() {
             let removed = DEVICES.remove(device, |_| Ok(()))?;
-            // One that is gone has no bus mastering to switch off.
+            // A device that is gone has no bus mastering to disable.
             let _ = removed.device.set_bus_master(false);
         }
         Ok(0)
@@ -114,7 +114,7 @@ pub extern "C" fn pf_device_destroy(device: *mut pf_device_t) -> c_int {
 /// @bar: where address and length are stored; each call stores the same.
 ///
 /// Return: 0, or -errno: ENXIO (the device has no such BAR); ENOTSUP (the kernel does not let all
-/// of it be mapped: I/O ports); EFAULT; EBADF; what the kernel returns.
+/// of it be mapped: I/O ports); EFAULT; EBADF; errors of the kernel.
 /// Thread: any. Takes a lock. Ownership: the registers stay mapped until pf_device_destroy(). While
 /// the device does not decode its memory (bit 1 of the command register), an access is a SIGBUS.
 /// Since 0.2.
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn pf_device_bar(
 /// @buf: where the bytes are stored.
 /// @len: how many.
 ///
-/// Return: 0, or -errno: EINVAL (beyond the end); EFAULT; EBADF; what the kernel returns.
+/// Return: 0, or -errno: EINVAL (beyond the end); EFAULT; EBADF; errors of the kernel.
 /// Thread: any. Since 0.2.
 ///
 /// # Safety
@@ -244,7 +244,7 @@ fn config_part<T>(
 /// @fds: where the `n` descriptors are stored, the first that of interrupt 0.
 ///
 /// Return: how many interrupts the device has; or -errno: EINVAL (it has fewer than `n`); EBUSY
-/// (some are enabled: disable them first); EFAULT; EBADF; what the kernel returns. Nothing has
+/// (some are enabled: disable them first); EFAULT; EBADF; errors of the kernel. Nothing has
 /// changed then.
 /// Thread: any. Takes a lock. Ownership: the descriptors are the device's: read them, and do not
 /// close them. Each is two of the process's. Since 0.2.
@@ -288,7 +288,7 @@ pub unsafe extern "C" fn pf_device_irqs(
 /// @device: the device.
 /// @on: 1 or 0.
 ///
-/// Return: 0, or -errno: EINVAL (`on`); EBADF; what the kernel returns.
+/// Return: 0, or -errno: EINVAL (`on`); EBADF; errors of the kernel.
 /// Thread: any. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_device_bus_master(device: *mut pf_device_t, on: c_uint) -> c_int {
@@ -302,14 +302,14 @@ pub extern "C" fn pf_device_bus_master(device: *mut pf_device_t, on: c_uint) -> 
     })
 }
 
-/// Resets a device: it has lost its state, and accesses no memory until it is set up again. For a
-/// loop of requests, pf_requests_stopped() says so. What the kernel has set up is as before: bus
-/// mastering is on if it was, the registers stay mapped, and the interrupts enabled, with the same
+/// Resets a device: it has lost its state, and accesses no memory until it is set up again. A loop
+/// of requests learns this by pf_requests_stopped(). The kernel's setup is as before: bus mastering
+/// is on if it was, the registers stay mapped, and the interrupts enabled, with the same
 /// descriptors.
 ///
 /// @device: the device.
 ///
-/// Return: 0, or -errno: ENOTSUP (it cannot be reset alone); EBADF; what the kernel returns.
+/// Return: 0, or -errno: ENOTSUP (it cannot be reset alone); EBADF; errors of the kernel.
 /// Thread: any. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_device_reset(device: *mut pf_device_t) -> c_int {

@@ -21,7 +21,7 @@ pub struct pf_domain_t {
     pub(crate) state: Arc<State>,
 }
 
-/// What handles of a domain and of what is in it share.
+/// The state that the handles of a domain and of its objects share.
 pub(crate) struct State {
     pub(crate) domain: Domain,
     /// The devices that are attached to it.
@@ -40,12 +40,12 @@ pub(crate) struct Lost {
     pub(crate) open: Requests,
     /// Their loop has ended.
     pub(crate) ended: Requests,
-    /// Of the latter, what the domain has quarantined.
+    /// The mappings of ended loops that the domain has quarantined.
     pub(crate) mappings: u64,
     pub(crate) mapped_bytes: u64,
 }
 
-/// How many requests, and the bytes of the pages of their payloads.
+/// The number of requests, and the bytes of the pages of their payloads.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Requests {
     pub(crate) requests: u64,
@@ -132,17 +132,17 @@ impl State {
         Lookup(self.regions.reader())
     }
 
-    /// As [`Lookups::span`].
+    /// Like [`Lookups::span`].
     pub(crate) fn span(&self, addr: usize, len: usize) -> Result<Span, Failure> {
         Lookups(self.reader.read()).span(addr, len)
     }
 
-    /// Returns what has been given up.
+    /// Returns the requests that have been given up.
     pub(crate) fn lost(&self) -> Lost {
         *self.lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts what is given up, or has ended after all.
+    /// Counts requests that are given up, or have ended after all.
     pub(crate) fn count_lost(&self, change: impl FnOnce(&mut Lost)) {
         change(&mut self.lost.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -156,7 +156,7 @@ impl State {
     /// Returns whether memory in the domain overlaps with these bytes.
     pub(crate) fn has(&self, addr: usize, len: usize) -> bool {
         let regions = self.reader.read();
-        // No two overlap: the last one that begins before the end reaches furthest.
+        // No two overlap, so the last one that begins before the end reaches furthest.
         let nearest = regions.range(..addr.saturating_add(len)).next_back();
         nearest.is_some_and(|(_, region)| region.addr() + region.len() > addr)
     }
@@ -175,7 +175,7 @@ impl State {
         });
     }
 
-    /// Takes memory out of all its domains if `check` allows it, while no mapping or request of it
+    /// Removes memory from all its domains if `check` allows it, while no mapping or request of it
     /// can begin.
     ///
     /// # Errors
@@ -262,16 +262,16 @@ pub unsafe extern "C" fn pf_domain_soft(out: *mut *mut pf_domain_t) -> c_int {
 }
 
 /// Options of a domain behind the software IOMMU, for tests of what a program does when revocations
-/// go wrong. Set `struct_size` to its sizeof, and what is not needed to 0.
+/// go wrong. Set `struct_size` to its sizeof, and unused fields to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_domain_soft_opts {
     /// sizeof(struct pf_domain_soft_opts).
     pub struct_size: usize,
-    /// How many nanoseconds a flush takes; 0: 1 us.
+    /// The duration of a flush in nanoseconds; 0: 1 us.
     pub flush_ns: u64,
-    /// How many nanoseconds a call waits for a flush before it is late (pf_unmap(), tickets); 0: 5 s.
-    /// A request loop has a limit of its own (pf_requests_opts.flush_ns).
+    /// The nanoseconds that a call waits for a flush before it is late (pf_unmap(), tickets); 0: 5
+    /// s. A request loop has a limit of its own (pf_requests_opts.flush_ns).
     pub timeout_ns: u64,
     /// The first flush, counted from 1, that never completes, as those after it: a request is
     /// PF_END_LATE for good. 0: none.
@@ -336,7 +336,7 @@ pub unsafe extern "C" fn pf_domain_soft_with(
 /// @iommu: the kernel's interface: PF_IOMMU_*; 0: PF_IOMMU_BEST.
 /// @out: where the handle is stored.
 ///
-/// Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and what the kernel returns; EBUSY (this process has
+/// Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and errors of the kernel; EBUSY (this process has
 /// it already: in another domain, or by pf_device_open()); EINVAL (`bdf`, or an unknown `iommu`);
 /// EFAULT. The message names the step that is missing.
 /// Thread: any. Allocates. Ends with pf_domain_destroy(), after which the device is reset. Since
@@ -387,8 +387,7 @@ fn interface(iommu: u32) -> Result<IommuInterface, Failure> {
     }
 }
 
-/// Options of a domain for real devices. Set `struct_size` to its sizeof, and what is not needed to
-/// 0.
+/// Options of a domain for real devices. Set `struct_size` to its sizeof, and unused fields to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_domain_opts {
@@ -563,15 +562,15 @@ pub unsafe extern "C" fn pf_domain_detach(domain: *mut pf_domain_t, bdf: *const 
         let Some(at) = devices.iter().position(|joined| joined.bdf == bdf) else {
             return Err(fail!(ENODEV, "{bdf} is not attached to this domain"));
         };
-        // Which has the device too, and with it its access to memory.
+        // A driver of the process keeps the device, and with it the device's access to memory.
         Opened::check_none(bdf)?;
         drop(devices.remove(at));
         Ok(0)
     })
 }
 
-/// Gives a domain back. What was created in it keeps it: owners, arenas, registrations,
-/// controllers.
+/// Destroys a domain's handle. Objects created in the domain keep it: owners, arenas,
+/// registrations, controllers.
 ///
 /// @domain: the domain; NULL does nothing.
 ///

@@ -105,7 +105,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     brief_call(body)
 }
 
-/// As [`call`], for functions that reach no cancellation point: they make no system call, or only
+/// Like [`call`], for functions that reach no cancellation point: they make no system call, or only
 /// such as libc has no function for.
 #[inline(always)]
 pub(crate) fn brief_call(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
@@ -125,7 +125,7 @@ pub(crate) fn brief_call(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int
     }
 }
 
-/// As [`call`], for a function that returns a pointer: null where it fails, and `errno` is set.
+/// Like [`call`], for a function that returns a pointer: null where it fails, and `errno` is set.
 pub(crate) fn call_pointer<T>(body: impl FnOnce() -> Result<*mut T, Failure>) -> *mut T {
     let mut pointer = std::ptr::null_mut();
     let code = call(|| {
@@ -151,9 +151,9 @@ fn forked() -> c_int {
     -libc::EPERM
 }
 
-/// Returns what the last failed call of this thread said: a sentence with the value, the limit and
-/// the next step. The empty string if none has failed; also in handlers that run at the end of the
-/// thread or of the process (pthread_key_create(), atexit()).
+/// Returns the message of the last failed call of this thread: a sentence with the value, the limit
+/// and the next step. The empty string if none has failed; also in handlers that run at the end of
+/// the thread or of the process (pthread_key_create(), atexit()).
 ///
 /// The text is in a buffer of the thread, at the same address as long as the thread exists; the
 /// next call of the library in this thread that fails changes it. At most 2047 bytes.

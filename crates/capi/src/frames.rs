@@ -21,7 +21,7 @@ pub struct pf_frames_t {
 
 static FRAMES: Table<pf_frames_t> = Table::new(3, "frames handle");
 
-/// How many frames are moved between the caller's array and the arena at once.
+/// The number of frames moved between the caller's array and the arena at once.
 const BATCH: usize = 64;
 
 /// Creates one thread's handle of an arena, for allocating and freeing frames of 4096 bytes without
@@ -266,7 +266,7 @@ impl pf_frames_t {
         filled
     }
 
-    /// Takes memory back from the C program.
+    /// Takes ownership of memory back from the C program.
     ///
     /// # Errors
     /// As [`Region::claim`](crate::region::Region::claim).

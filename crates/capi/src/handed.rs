@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 
-/// A duplicate of one of the library's descriptors. The library uses its own: what becomes of this
-/// one matters to the program alone.
+/// A duplicate of one of the library's descriptors. The library uses its own: only the program
+/// depends on the duplicate.
 pub(crate) struct Handed {
     fd: RawFd,
     /// The library's own.
@@ -55,8 +55,8 @@ impl Handed {
 impl Drop for Handed {
     fn drop(&mut self) {
         if !self.is_gone() {
-            // Not by an `OwnedFd`, which may end the process where the program has closed it.
-            // SAFETY: the duplicate, which is this object's and the program's.
+            // Closed directly, because an `OwnedFd` may end the process if the program has closed
+            // it. SAFETY: the duplicate, which is this object's and the program's.
             unsafe { libc::close(self.fd) };
         }
     }
@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// What an earlier call has left in errno says nothing of this one.
+    /// An errno left by an earlier call says nothing about this one.
     #[test]
     fn an_open_descriptor_is_not_gone_after_an_earlier_failure() {
         let own = EventFd::new().unwrap();

@@ -12,8 +12,8 @@
 //! `EBUSY` otherwise. Each is one compare-exchange at the start of a call and one write at its
 //! end.
 //!
-//! A slot has the handle of its object, so that a call compares the whole of it; only one that
-//! differs is taken apart, for the message.
+//! A slot stores the handle of its object, so a call compares the whole handle; only one that
+//! differs is decoded, for the message.
 
 use crate::failure::{Failure, fail};
 use crate::process::{self, Refused};
@@ -36,7 +36,8 @@ const GENERATION_BITS: u32 = 24;
 /// The highest bits of the field are 0 in a handle of this copy of the library.
 const FIELD_BITS: u32 = GENERATION_BITS + 8;
 const KIND_SHIFT: u32 = INDEX_BITS + FIELD_BITS;
-/// What the key of this copy of the library changes: where another copy's handles have other bits.
+/// The bits that the key of this copy of the library changes, so that handles of another copy
+/// differ.
 const KEY_BITS: u64 = ((1 << KIND_SHIFT) - 1) & !((1 << INDEX_BITS) - 1);
 const MARK_SHIFT: u32 = 56;
 
@@ -45,7 +46,8 @@ pub(crate) const CAPACITY: usize = CHUNK * CHUNKS;
 const CHUNK: usize = if cfg!(handle_model) { 2 } else { 256 };
 const CHUNKS: usize = 256;
 
-/// In a slot's word: a call uses the object exclusively; the bits below count those that share it.
+/// The bit of a slot's word that says that a call uses the object exclusively; the bits below count
+/// the calls that share it.
 const EXCLUSIVE: u64 = 1 << 31;
 const GENERATION_SHIFT: u32 = 32;
 /// A slot whose generations are used up stays vacant, so no handle is ever valid twice. The last
@@ -69,7 +71,7 @@ unsafe impl<T: Send> Sync for Slot<T> {}
 /// The objects of one kind.
 pub(crate) struct Table<T> {
     kind: u8,
-    /// What messages call the objects.
+    /// The name of the objects in messages.
     name: &'static str,
     chunks: [OnceLock<Box<[Slot<T>]>>; CHUNKS],
     vacant: Mutex<Vacant>,
@@ -77,13 +79,13 @@ pub(crate) struct Table<T> {
 
 /// Slots without an object.
 struct Vacant {
-    /// Those that were used, longest unused first: a stale handle stays recognizable longest.
+    /// Slots that were used, longest unused first: a stale handle stays recognizable longest.
     used: VecDeque<u32>,
-    /// The first that was never used.
+    /// The first slot that was never used.
     next: u32,
 }
 
-/// What a handle says.
+/// The fields of a handle.
 struct Parts {
     kind: u8,
     /// Too large for one, unless this copy of the library made it.
@@ -193,8 +195,8 @@ impl<T: Send + 'static> Table<T> {
         self.enter(handle, false)
     }
 
-    /// As [`get`](Self::get), but waits for a call that looks whether the object can be removed: of
-    /// kinds whose exclusive calls are short, so that one that is refused refuses no other.
+    /// Like [`get`](Self::get), but waits for a call that checks whether the object can be removed:
+    /// for kinds whose exclusive calls are short, so that a refused one refuses no other.
     ///
     /// # Errors
     /// `EBADF`: no such object.
@@ -237,7 +239,7 @@ impl<T: Send + 'static> Table<T> {
         }
     }
 
-    /// As [`enter`](Self::enter), with a message where it fails.
+    /// Like [`enter`](Self::enter), with a message where it fails.
     #[cold]
     fn enter_slowly(&self, handle: *mut T, wait: bool) -> Result<Use<'_, T>, Failure>
     where

@@ -1,7 +1,6 @@
 //! libpinfold: the C interface of Pinfold.
 //!
-//! Each function of `pinfold.h` is here, with the comment that stands in the header. What they
-//! have in common:
+//! Each function of `pinfold.h` is here, with the comment of the header. The parts that they share:
 //!
 //! | module | contents |
 //! | --- | --- |

@@ -179,7 +179,7 @@ mod tests {
         (0..count).map(word).map(|word| number(word).map_or(word, |at| at as u64 + 1)).collect()
     }
 
-    /// Notes the pages of a pool's lists as they are taken.
+    /// Records the pages of a pool's lists as they are allocated.
     struct Noting<'l>(&'l mut PoolLocal, Vec<(u64, usize)>);
 
     impl ListPages for Noting<'_> {

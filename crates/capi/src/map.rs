@@ -17,11 +17,11 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 #[cfg(test)]
 mod tests;
 
-/// What the end of a mapping returns if devices still reach the memory: it is of an arena of
-/// PF_POLICY_WHOLE, or registered.
+/// The return value of calls that end a mapping if devices still reach the memory: it is of an
+/// arena of PF_POLICY_WHOLE, or registered.
 pub const PF_STAYS_MAPPED: c_int = 1;
 
-/// What a device may do with memory that is mapped.
+/// The access of a device to mapped memory.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum pf_dir {
@@ -90,7 +90,7 @@ impl pf_dir {
 /// @owner: the owner, of the memory's domain.
 /// @va: the memory: any bytes of one allocation of an arena in the domain, or of registered memory.
 /// @len: bytes, at least 1.
-/// @dir: enum pf_dir: what the device may do.
+/// @dir: enum pf_dir: the access of the device.
 /// @map: where the mapping's name is stored, for pf_unmap() or pf_revoke_many() of this owner.
 /// @iova: where the device's address of `va` is stored.
 ///
@@ -155,7 +155,7 @@ unsafe extern "C" fn map_one(
 /// @owner: the owner, of the memory's domain.
 /// @iov: the pieces, each as for pf_map().
 /// @n: how many; 0 does nothing.
-/// @dir: enum pf_dir: what the device may do with all of them.
+/// @dir: enum pf_dir: the access of the device to all of them.
 /// @maps: where the `n` names are stored.
 /// @iovas: where the `n` addresses are stored.
 ///
@@ -284,7 +284,7 @@ extern "C" fn unmap(handle: *mut pf_owner_t, map: pf_map_t, caller: Caller) -> c
     })
 }
 
-/// Returns what the end of the mappings that were claimed is reported as.
+/// Returns the result of the end of the claimed mappings.
 fn stays_mapped<M>(mappings: &Slots<M>) -> c_int {
     if mappings.claimed_stays() { PF_STAYS_MAPPED } else { 0 }
 }
@@ -362,7 +362,7 @@ unsafe extern "C" fn revoke_many(
     })
 }
 
-/// Returns what is reported of a mapping whose pages begin at `start` for the device.
+/// Returns the traced part of a mapping whose pages begin at `start` for the device.
 fn revoked_part((addr, len): (usize, usize), start: u64) -> (*mut c_void, u64, usize) {
     (pointer(addr), start + (addr % 4096) as u64, len)
 }
@@ -440,8 +440,8 @@ unsafe impl Options for pf_held {
 }
 
 /// Describes the memory of a domain that is held because a device may still reach it. Memory whose
-/// late flush has completed meanwhile is handed back first. Of the requests of a controller that the
-/// library drives, the controller's counters say what it has lost (pf_stats(): `quarantined`).
+/// late flush has completed meanwhile is handed back first. For a controller that the library
+/// drives, the controller's counters have the memory of lost requests (pf_stats(): `quarantined`).
 ///
 /// @domain: the domain.
 /// @held: where the counts are stored; its `struct_size` is set before. NULL: not needed.

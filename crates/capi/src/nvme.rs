@@ -32,15 +32,15 @@ pub(crate) static NVMES: Table<pf_nvme_t> = Table::new(9, "controller");
 
 pub(crate) type Driver = Controller<Arc<dyn Registers>, Arena>;
 
-/// The most bytes of one request; the driver makes several commands of what is more than the
-/// controller's largest transfer.
+/// The most bytes of one request; the driver splits a request above the controller's largest
+/// transfer into several commands.
 pub(crate) const MAX_TRANSFER: u64 = 64 << 20;
 /// The most bytes of a model in memory, whose table has 40 bytes for each 2 MiB.
 const MOST_MEMORY: u64 = 1 << 44;
 /// The block size of a model, unless the options say another.
 const MODEL_BLOCK: u32 = 512;
 
-/// What the handles of a controller and of its queues share.
+/// The state that the handles of a controller and of its queues share.
 pub(crate) struct Device {
     pub(crate) controller: Driver,
     pub(crate) state: Arc<State>,
@@ -159,7 +159,7 @@ impl Device {
     }
 }
 
-/// Options of a controller. Set `struct_size` to its sizeof, and what is not needed to 0.
+/// Options of a controller. Set `struct_size` to its sizeof, and unused fields to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_nvme_opts {
@@ -196,7 +196,7 @@ pub const PF_NVME_DISCARD: u32 = 1 << 0;
 /// For pf_nvme_info.flags: what is discarded reads as zeroes.
 pub const PF_NVME_DISCARD_ZEROES: u32 = 1 << 1;
 
-/// What a controller and one of its namespaces can do.
+/// The capabilities of a controller and one of its namespaces.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_nvme_info {
@@ -384,8 +384,8 @@ fn open_pci(state: Arc<State>, rings: (Arena, Hold), bdf: &str) -> Result<Device
     Device::new(registers, rings, config, state, (vectors, Backing::Pci(pci, opened)))
 }
 
-/// Shuts a controller down and gives it back. Memory of requests that were given up (PF_LOST) is no
-/// longer in use after that.
+/// Shuts a controller down and ends its handle. Memory of requests that were given up (PF_LOST) is
+/// no longer in use after that.
 ///
 /// @nvme: the controller; NULL does nothing.
 ///
@@ -413,7 +413,7 @@ pub extern "C" fn pf_nvme_destroy(nvme: *mut pf_nvme_t) -> c_int {
     })
 }
 
-/// Tells what a controller and one of its namespaces can do.
+/// Returns the capabilities of a controller and one of its namespaces.
 ///
 /// @nvme: the controller.
 /// @nsid: the namespace's number, from 1; 0: the first.

@@ -1,6 +1,6 @@
 //! Structs that C programs pass as options, and that grow: their first field is their size, as the
-//! caller's compiler knows it. A shorter one than this library's has its defaults in what is
-//! missing; of a longer one what is unknown here must be 0.
+//! caller's compiler knows it. Fields that a shorter struct lacks have their defaults; fields of a
+//! longer one that are unknown here must be 0.
 
 use crate::failure::{Failure, check_out, fail};
 use std::mem::size_of;
@@ -11,7 +11,7 @@ use std::mem::size_of;
 /// `repr(C)`, of integers and raw pointers only, without padding, so that all bytes are
 /// initialized and any bytes are a value. The first field is a `usize`, the size.
 pub(crate) unsafe trait Options: Copy {
-    /// What is used where the caller passes null, or a shorter struct.
+    /// The values used if the caller passes null, or a shorter struct.
     const DEFAULT: Self;
 }
 
@@ -58,7 +58,7 @@ pub(crate) unsafe fn read<T: Options>(options: *const T) -> Result<T, Failure> {
     Ok(value)
 }
 
-/// As [`read`], where there is no default of all options.
+/// Like [`read`], where there is no default of all options.
 ///
 /// # Errors
 /// As for [`read`]; `EFAULT` for null.

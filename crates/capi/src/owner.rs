@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// One thread's handle of a domain, for mappings.
 pub struct pf_owner_t {
-    /// That of pf_quiesce_fd(). Before the tickets, whose descriptor it is.
+    /// The descriptor of pf_quiesce_fd(). Before the tickets, whose descriptor it is.
     handed: Option<Handed>,
     /// Before `state`, the domain of which it is.
     pub(crate) local: DomainLocal,
@@ -34,8 +34,8 @@ pub struct pf_owner_t {
     pub(crate) state: Arc<State>,
 }
 
-/// What a thread waits for until memory is its own again: see pf_revoke_many(). Of the owner that
-/// it was made by. 0 is none.
+/// A ticket, which a thread waits for until memory is its own again: see pf_revoke_many(). Valid
+/// for the owner that made it. 0 is none.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct pf_ticket_t {
@@ -52,19 +52,19 @@ const NOW: WaitLimit = WaitLimit::within(Duration::ZERO);
 struct Batch {
     seq: u64,
     revoked: Vec<Revoked<Span>>,
-    /// Of these, one whose ticket is the last to complete.
+    /// The index of a mapping whose ticket is the last to complete.
     last: usize,
     /// Mappings that were quarantined.
     lost: usize,
-    /// What the file descriptor has announced of it.
+    /// The announcement of the ticket by the file descriptor.
     announced: Announced,
 }
 
-/// What an owner's file descriptor has announced of a ticket, in the order in which it happens.
+/// The announcement of a ticket by an owner's file descriptor, in the order in which it happens.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Announced {
     Nothing,
-    /// That its flush is past its deadline; its end is announced, too.
+    /// The flush is past its deadline; its end is announced, too.
     Late,
     End,
 }
@@ -79,7 +79,7 @@ impl Batch {
         self.lost > 0 && self.revoked.is_empty()
     }
 
-    /// Returns what there is to announce of it by now.
+    /// Returns the current announcement of it.
     fn news(&self) -> Announced {
         match self.check() {
             Poll::Pending => Announced::Nothing,
@@ -110,7 +110,7 @@ impl Batch {
 
 /// An owner's tickets that have not been handed back.
 struct Tickets {
-    /// By their numbers.
+    /// In ascending order of their numbers.
     batches: VecDeque<Batch>,
     numbers: Numbers,
     /// Empty lists for the next batches.
@@ -268,8 +268,8 @@ impl Tickets {
         self.settle(local, at).map(drop)
     }
 
-    /// Has the descriptor announce what has ended or is late, and the next that does: tickets end
-    /// in their order. One that is late is announced again when it ends.
+    /// Arms the descriptor: announces tickets that have ended or are late, and the next one that
+    /// does. Tickets end in order. A late ticket is announced again when it ends.
     fn arm(&mut self, local: &mut DomainLocal) {
         let Some((announcer, waker)) = &self.announcer else { return };
         for batch in self.batches.iter_mut().filter(|batch| !batch.is_lost()) {
@@ -428,9 +428,9 @@ pub extern "C" fn pf_owner_destroy(owner: *mut pf_owner_t) -> c_int {
         drop(OWNERS.remove(owner, |owner| {
             let live = owner.mappings.live();
             if live == 0 {
-                // From the back, because those that are handed back leave the list.
+                // From the back, because finished batches are removed from the list.
                 for at in (0..owner.tickets.batches.len()).rev() {
-                    // What is late or lost is counted below, or stays quarantined.
+                    // Late and lost mappings are counted below, or stay quarantined.
                     let _ = owner.tickets.settle(&mut owner.local, at);
                 }
             }

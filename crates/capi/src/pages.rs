@@ -26,7 +26,7 @@ pub struct pf_pages_t {
 
 pub(crate) static PAGES: Table<pf_pages_t> = Table::new(6, "page pool");
 
-/// How many pages are moved between the caller's array and the pool at once.
+/// The number of pages moved between the caller's array and the pool at once.
 const BATCH: usize = 64;
 
 /// Pages of a ring, where the caller names none.
@@ -35,7 +35,7 @@ const RING: u32 = 1024;
 /// Creates a pool of pages for a receive path: the devices of the arena's first domain read and
 /// write a page from when it is first allocated on, also while it is free.
 ///
-/// @arena: where its memory comes from, as it is needed.
+/// @arena: the source of its memory, which is taken as needed.
 /// @page_bytes: 4096 times a power of two, up to 2 MiB.
 /// @ring: how many pages other threads can return before the consumer takes them, a power of two up
 /// to 1,048,576; 0: 1024. More are returned all the same, by a slower way.

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A pool of blocks of one size.
 pub struct pf_pool_t {
     pub(crate) pool: DmaPool,
-    /// Where its chunks come from; none: from `ranges` only.
+    /// The source of its chunks; `None`: `ranges` only.
     pub(crate) source: Option<Arc<Marked>>,
     /// Memory of the caller, by its start. Dropped after the pool.
     ranges: Mutex<BTreeMap<usize, Added>>,
@@ -42,13 +42,13 @@ pub(crate) static POOLS: Table<pf_pool_t> = Table::new(4, "pool");
 /// (pf_pool_stats.damaged). Each call takes a lock, and time proportional to the block.
 pub const PF_POOL_DEBUG: u32 = 1 << 0;
 
-/// Options of a pool. Set `struct_size` to its sizeof, and what is not needed to 0.
+/// Options of a pool. Set `struct_size` to its sizeof, and unused fields to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_pool_opts {
     /// sizeof(struct pf_pool_opts).
     pub struct_size: usize,
-    /// What reports and messages call the pool; NULL: "pool".
+    /// The name of the pool in reports and messages; NULL: "pool".
     pub name: *const c_char,
     /// Bytes of a block, 1 to 1 GiB: raised to 16, and rounded up to `align`.
     pub size: usize,
@@ -104,7 +104,7 @@ pub struct pf_pool_stats {
     pub cached: u64,
     /// The most blocks that were in use or cached at a time.
     pub peak: u64,
-    /// Pieces of memory: chunks of the arena, and what was added.
+    /// Pieces of memory: chunks of the arena, and added memory.
     pub chunks: u64,
     /// Bytes of these.
     pub bytes: u64,
@@ -131,7 +131,7 @@ unsafe impl Options for pf_pool_stats {
 /// Creates a pool of blocks of one size. Devices of the arena's first domain reach its memory, for
 /// reading and writing, for as long as the pool has it, also with PF_POLICY_PER_USE.
 ///
-/// @arena: where its memory comes from, as it is needed; NULL: only from pf_pool_add().
+/// @arena: the source of its memory, which is taken as needed; NULL: only from pf_pool_add().
 /// @opts: the options; `size` at least.
 /// @out: where the handle is stored.
 ///
@@ -283,7 +283,7 @@ pub unsafe extern "C" fn pf_pool_add(
         }
         let (claim, inside) = Claim::pool(start, len).map_err(|in_use| refuse_use(&in_use))?;
         let within = spans_of_all(start, len)?;
-        // Of a chunk of another pool; or of memory that is being created, or that is no C object's.
+        // Refused: a chunk of another pool, memory that is being created, or memory of no C object.
         if within.iter().any(Span::is_pools) || (within.is_empty() && inside.is_some()) {
             let by = inside.filter(|_| within.is_empty()).unwrap_or(ClaimedFor::Pool);
             let (addr, other, other_len) = (start, start, len);
@@ -295,7 +295,7 @@ pub unsafe extern "C" fn pf_pool_add(
         let blocks = unsafe { pool.pool.add_range(memory, Iova::new(iova)) }
             .map_err(|error| Failure::from(&error))?;
         ranges.insert(start, Added { end, within, claim });
-        // Of 32 bits.
+        // The number has 32 bits.
         added = i64::try_from(blocks).unwrap_or(i64::MAX);
         Ok(0)
     });
@@ -388,9 +388,9 @@ pub unsafe extern "C" fn pf_pool_report(
     })
 }
 
-/// Gives memory of which all blocks are free back to the arena, as far as the minimum allows.
-/// Blocks that caches keep stay; what was added with pf_pool_add() stays. What a mapping or a
-/// request uses still goes back with a later call.
+/// Returns memory whose blocks are all free to the arena, as far as the minimum allows. Blocks in
+/// caches stay, and so does memory added with pf_pool_add(). Memory that a mapping or a request
+/// still uses is returned by a later call.
 ///
 /// @pool: the pool.
 ///
@@ -407,8 +407,7 @@ pub extern "C" fn pf_pool_shrink(pool: *mut pf_pool_t) -> i64 {
     if code < 0 { code.into() } else { bytes }
 }
 
-/// Gives a pool back: its memory goes back to the arena, and what was added to it is the caller's
-/// again.
+/// Destroys a pool: its memory returns to the arena, and memory added to it is the caller's again.
 ///
 /// @pool: the pool; NULL does nothing.
 ///
@@ -429,7 +428,7 @@ pub extern "C" fn pf_pool_destroy(pool: *mut pf_pool_t) -> c_int {
 impl pf_pool_t {
     /// Refuses while blocks are allocated, caches exist, or a device uses memory of it.
     fn check_unused(&self) -> Result<(), Failure> {
-        // Of a second handle, so it is refused in any case, with what there is.
+        // This destroys a second handle, so it is refused in any case, and reports the live blocks.
         let Err(busy) = self.pool.clone().destroy() else { return Ok(()) };
         // But for this one.
         let (blocks, caches) = (busy.blocks, busy.handles.saturating_sub(1));
@@ -459,7 +458,7 @@ mod tests {
     use pinfold::OwnedMemory;
     use std::ptr::null_mut;
 
-    /// Of Rust code in the same process, or of a call that is not done yet.
+    /// The owner is Rust code in the same process, or a call in progress.
     #[test]
     fn memory_of_an_owner_that_is_no_c_object_is_refused() {
         let opts =

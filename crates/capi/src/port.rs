@@ -16,7 +16,7 @@ pub struct pf_port_t {
     faults: Mutex<Faults>,
 }
 
-/// Of one port.
+/// The faults of one port.
 #[derive(Default)]
 struct Faults {
     count: u64,
@@ -44,9 +44,9 @@ pub const PF_FAULT_OTHER: u32 = 4;
 pub struct pf_fault {
     /// sizeof(struct pf_fault).
     pub struct_size: usize,
-    /// How many accesses of the port have faulted. If it is 0, so is the rest.
+    /// The number of accesses of the port that have faulted. If it is 0, so are the other fields.
     pub count: u64,
-    /// Of the last one, the first address that was not reached.
+    /// The first address that the last faulting access did not reach.
     pub iova: u64,
     /// The reason for it: PF_FAULT_*.
     pub kind: u32,
@@ -68,9 +68,9 @@ fn kind(kind: FaultKind) -> u32 {
     }
 }
 
-/// Connects a device model to a domain of pf_domain_soft(): what the program does through the port
-/// a device does, and the software IOMMU checks it. Each port is a device of its own, with a cache
-/// of translations, so that a model and a test of its revocations may each have one.
+/// Connects a device model to a domain of pf_domain_soft(): accesses through the port are a
+/// device's, and the software IOMMU checks them. Each port is a device of its own, with a cache of
+/// translations, so that a model and a test of its revocations may each have one.
 ///
 /// @domain: the domain.
 /// @out: where the handle is stored.
@@ -151,14 +151,14 @@ pub unsafe extern "C" fn pf_port_read(
             // this call's.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, count) };
         }
-        // What was stored before the bytes that were read is seen from here on.
+        // Stores made before the bytes that were read are visible from here on.
         fence(Ordering::Acquire);
         Ok(0)
     })
 }
 
-/// Writes memory as a device does. 4 or 8 bytes at a multiple of that are written at once; whoever
-/// sees the write sees what this thread did before it.
+/// Writes memory as a device does. 4 or 8 bytes at a multiple of that are written at once; a thread
+/// that sees the write sees the earlier stores of this thread.
 ///
 /// @port: the port.
 /// @iova: the device's address of the memory.

@@ -1,5 +1,5 @@
 //! The process that this copy of the library is used in: its key, which a child does not have; and
-//! what a thread may not be stopped by inside a call.
+//! the protection of a thread from being stopped inside a call.
 //!
 //! A child made by `fork`, `_Fork` or `clone` has a copy of the memory, which no device reaches, and
 //! copies of locks whose threads it does not have. The key is on a page that the kernel wipes in a
@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// On a page of its own.
+/// Data on a page of its own.
 struct Page {
     /// Not 0, except in a child.
     key: AtomicU64,
@@ -67,8 +67,8 @@ pub(crate) fn enter() -> Result<(), Refused> {
     Err(Refused(libc::EPERM, why.to_owned()))
 }
 
-/// Returns whether this process is a `vfork` child: what it made would be taken for the parent's.
-/// `kcmp` since Linux 3.5; where the kernel lacks it or refuses it, it is taken for none.
+/// Returns whether this process is a `vfork` child: objects that it made would be mistaken for the
+/// parent's. `kcmp` since Linux 3.5; if the kernel lacks it or refuses it, the result is false.
 #[cold]
 fn shares_memory_of_parent() -> bool {
     /// `linux/kcmp.h`: compares the memory. Missing in libc.
@@ -99,7 +99,7 @@ fn map() -> Result<&'static Page, Refused> {
     // SAFETY: the page is large enough, aligned, and this thread's alone.
     unsafe { new.write(Page { key, process: AtomicU32::new(std::process::id()) }) };
     let none = (&raw const NONE).cast_mut();
-    // Release: whoever sees the page sees the key.
+    // Release: a thread that sees the page sees the key.
     match PAGE.compare_exchange(none, new, Ordering::Release, Ordering::Acquire) {
         Ok(_) => {
             // SAFETY: the handler stores to one atomic, which is allowed after `fork`.

@@ -1,7 +1,7 @@
 //! Queues of a controller: requests in, completions out, for one thread at a time.
 //!
 //! A request ends in three steps: its command completes at the controller, its memory is revoked as
-//! the queue's protection says, and it is reported. What it names is the program's again with the
+//! the queue's protection says, and it is reported. The program owns the memory again with the
 //! report, and not before.
 
 mod descriptor;
@@ -53,10 +53,10 @@ pub const PF_QUEUE_INTERRUPT: u32 = 1 << 0;
 pub const PF_READ: u32 = 1;
 /// Writes the memory of `iov` to the controller.
 pub const PF_WRITE: u32 = 2;
-/// Makes durable what writes that were reported have written. After an error earlier writes may be
-/// lost, and a later flush that succeeds does not prove the contrary.
+/// Makes the data of reported writes durable. After an error earlier writes may be lost, and a
+/// later flush that succeeds does not prove the contrary.
 pub const PF_FLUSH: u32 = 3;
-/// Discards `len` bytes from `offset`. The controller may keep them all the same.
+/// Discards `len` bytes from `offset`. The controller may still keep them.
 pub const PF_DISCARD: u32 = 4;
 /// Sends `command`, an NVM command of the program's own, with the memory of `iov` for its data.
 pub const PF_COMMAND: u32 = 5;
@@ -72,7 +72,7 @@ pub const PF_LOST: u32 = 0x8000_0000;
 /// without another report.
 pub const PF_LATE: u32 = 0x4000_0000;
 
-/// How long a request may wait for its flush before it is reported as late.
+/// The longest wait of a request for its flush before it is reported as late.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// One thread's queue of a controller.
 pub struct pf_queue_t {
@@ -82,19 +82,19 @@ pub struct pf_queue_t {
     requests: Requests<Scattered, 1>,
     is_static: bool,
     namespaces: Vec<Namespace>,
-    /// What the controller has; the index is the driver's number of it.
+    /// Requests at the controller, by the driver's number.
     in_flight: Vec<Option<Pending>>,
-    /// Of each request that is not reported, by the slot of its token.
+    /// The report of each unreported request, by the slot of its token.
     reports: Vec<Option<pf_completion>>,
     /// Empty between two calls.
     ended: Vec<Ended<Scattered, 1>>,
-    /// What can be reported.
+    /// Completions that can be reported.
     ready: VecDeque<pf_completion>,
     /// Requests that were accepted and have not been reported: at most the queue's depth.
     outstanding: usize,
     /// Why the controller is not used any more.
     failed: Option<String>,
-    /// That of pf_queue_fd().
+    /// The descriptor of pf_queue_fd().
     descriptor: Option<(Handed, OwnedFd)>,
     /// Its own: threads with a queue each share no lock.
     lookup: Lookup,
@@ -133,7 +133,7 @@ struct Pending {
     attempt: Attempt,
 }
 
-/// Options of a queue. Set `struct_size` to its sizeof, and what is not needed to 0.
+/// Options of a queue. Set `struct_size` to its sizeof, and unused fields to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_queue_opts {
@@ -155,7 +155,7 @@ unsafe impl Options for pf_queue_opts {
     const DEFAULT: Self = Self { struct_size: 0, depth: 0, protect: 0, flags: 0, reserved: 0 };
 }
 
-/// A request. What it points to is read by pf_submit() only.
+/// A request. Memory that it points to is read by pf_submit() only.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_request {
@@ -183,9 +183,9 @@ pub struct pf_request {
     /// for `iov` as the library chooses; else NULL. It is one command at the controller, of at most
     /// pf_nvme_info.max_command bytes, and not sent again after it may have been carried out. A
     /// read, a write, a comparison, and write zeroes, write uncorrectable and verify are ordered
-    /// with other requests by their blocks, and must have the memory of these; any other command as
-    /// one for all of the namespace, and what it says of its length is the program's to get right:
-    /// what the controller moves beyond `iov` is not mapped for it.
+    /// with other requests by their blocks, and must have the memory of these; any other command
+    /// counts as one for all of the namespace, and the program is responsible for the length in it:
+    /// memory beyond `iov` is not mapped for it.
     pub command: *const pf_nvme_command,
 }
 
@@ -324,7 +324,7 @@ unsafe extern "C" fn submit(
 }
 
 /// Reports requests that have completed and whose memory no device can reach any more (except with
-/// PF_PROTECT_STATIC). Revokes what is found to have completed.
+/// PF_PROTECT_STATIC). Revokes requests that are found completed.
 ///
 /// @queue: the queue.
 /// @completions: where the reports are stored.
@@ -418,7 +418,7 @@ pub extern "C" fn pf_queue_fd(queue: *mut pf_queue_t) -> c_int {
     })
 }
 
-/// Refuses a null pointer to what is to be read.
+/// Refuses a null pointer to memory that is read.
 fn check_in<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
     if pointer.is_null() { Err(fail!(EFAULT, "`{name}` is NULL")) } else { Ok(()) }
 }

@@ -1,5 +1,5 @@
-//! [`Region`]: memory that a C program passes by address, an arena or a registration; what of it is
-//! allocated; and [`Span`], a part of one that a device uses.
+//! [`Region`]: memory that a C program passes by address, an arena or a registration; its
+//! allocations; and [`Span`], a part of one that a device uses.
 //!
 //! A Rust program cannot free a buffer that a mapping or a request has; a C program passes an
 //! address and keeps it. So each 4096 bytes of an arena have a word that says to which allocation
@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 
 pub(crate) const PAGE: usize = 4096;
 
-/// What keeps the memory valid.
+/// The owner that keeps the memory valid.
 #[expect(dead_code, reason = "held, and dropped with the region")]
 enum Keep {
     /// An arena.
@@ -34,13 +34,14 @@ pub(crate) struct Region {
     #[expect(dead_code, reason = "held, and dropped with the region")]
     keep: Keep,
     places: Places,
-    /// Where the memory of its pools is mapped for as long as they have it, counted from its start.
+    /// The address at which the memory of its pools is mapped for as long as they have it, counted
+    /// from its start.
     pools_at: Option<(DomainId, Iova)>,
     /// Mappings and requests that use any of it, without those that the words of allocations count.
     uses: AtomicU64,
     /// Pools, handles and controllers that allocate from it.
     holders: Arc<AtomicU64>,
-    /// What of it is allocated; empty for a registration.
+    /// The allocation state of its pages; empty for a registration.
     pages: Box<[AtomicU64]>,
 }
 
@@ -49,9 +50,9 @@ unsafe impl Send for Region {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Region {}
 
-/// What the word of a page says: nothing allocated; the first page of an allocation, with its
-/// number of pages and of uses; a later page, with its distance from the first; or a page that a
-/// pool cuts into blocks, with its own number of uses.
+/// The kinds of the word of a page: not allocated; the first page of an allocation, with its number
+/// of pages and of uses; a later page, with its distance from the first; or a page that a pool cuts
+/// into blocks, with its own number of uses.
 const KIND_BITS: u64 = 3;
 const FIRST: u64 = 1;
 const LATER: u64 = 2;
@@ -132,7 +133,7 @@ impl Region {
         unsafe { self.base.add(at) }
     }
 
-    /// Notes where the region is mapped in a domain.
+    /// Records the address of the region in a domain.
     pub(crate) fn add_place(&self, domain: DomainId, iova: Iova) {
         self.places.add(domain, iova);
     }
@@ -239,8 +240,8 @@ impl Region {
         pages.iter().take(len / PAGE)
     }
 
-    /// Takes an allocation back from the C program, and returns its length: to one of the threads
-    /// that try.
+    /// Takes an allocation back from the C program, and returns its length: for exactly one of
+    /// several concurrent callers.
     ///
     /// # Errors
     /// `EINVAL`: nothing begins there. `EBUSY`: a mapping or a request uses it.
@@ -439,7 +440,8 @@ fn pages_of(at: usize, len: usize) -> Range<usize> {
     at / PAGE..(at + len).div_ceil(PAGE)
 }
 
-/// Where a region is mapped as a whole, by domain: a list that only grows, read without a lock.
+/// The addresses at which a region is mapped as a whole, by domain: a list that only grows, read
+/// without a lock.
 #[derive(Default)]
 struct Places {
     place: OnceLock<(DomainId, Iova)>,
@@ -508,7 +510,7 @@ impl Drop for Holder {
     }
 }
 
-/// What counts a use.
+/// The counters of a use.
 #[derive(Clone, Copy)]
 enum Counted {
     /// The word of the allocation's first page.
@@ -522,7 +524,7 @@ enum Counted {
 /// Part of a region, for a device: it keeps the region, and the allocation in it.
 pub(crate) struct Span {
     region: NonNull<Region>,
-    /// Where the part begins in the region.
+    /// The offset of the part in the region.
     at: usize,
     len: usize,
     counted: Counted,
@@ -664,7 +666,7 @@ mod tests {
         let (one, pool) = (region.addr(), region.addr() + PAGE);
         assert!(region.enter(one, PAGE).is_ok() && region.enter(pool, 2 * PAGE).is_ok());
         assert_eq!(uses(), [u64::from(u32::MAX), 1, u64::from(u32::MAX)]);
-        // What was counted of the second is taken back.
+        // The count of the second memory is undone.
         for (addr, len) in [(one, PAGE), (pool, 2 * PAGE)] {
             assert_eq!(region.enter(addr, len).err().unwrap().errno(), libc::EBUSY);
             assert_eq!(uses(), [u64::from(u32::MAX), 1, u64::from(u32::MAX)]);

@@ -148,7 +148,7 @@ pub extern "C" fn pf_reg_destroy(reg: *mut pf_reg_t) -> c_int {
             return Ok(0);
         }
         let removed = REGS.remove(reg, |reg| {
-            // What is late may have completed.
+            // Late revocations may have completed.
             reg.state.domain.release_late();
             let reg = &*reg;
             State::take_out(std::slice::from_ref(&reg.state), &reg.region, &|| {
@@ -359,7 +359,7 @@ pub extern "C" fn pf_uring_register(reg: *mut pf_reg_t, ring_fd: c_int, index: c
     })
 }
 
-/// Takes registered memory out of the table of a ring. Requests in flight keep the pages until they
+/// Removes registered memory from the table of a ring. Requests in flight keep the pages until they
 /// have completed: the program waits for them before it uses the memory otherwise.
 ///
 /// @reg: the registration.

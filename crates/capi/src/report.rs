@@ -15,15 +15,15 @@ use std::collections::btree_map::Entry;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, PoisonError};
 
-/// How a counter changes.
+/// The way a counter changes.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum pf_counter_kind {
-    /// It grows: what happened so far.
+    /// A count that grows: events so far.
     PF_COUNTER_TOTAL = 0,
-    /// It grows and shrinks: what is now.
+    /// A count that grows and shrinks: the current value.
     PF_COUNTER_LEVEL = 1,
-    /// The highest so far.
+    /// The highest value so far.
     PF_COUNTER_PEAK = 2,
 }
 
@@ -35,11 +35,11 @@ pub struct pf_counter {
     pub name: *const c_char,
     /// "count", "bytes" or "ns".
     pub unit: *const c_char,
-    /// What it means, in a sentence.
+    /// Its meaning, in a sentence.
     pub meaning: *const c_char,
     /// Its value.
     pub value: u64,
-    /// How it changes: enum pf_counter_kind.
+    /// The way it changes: enum pf_counter_kind.
     pub kind: u32,
     /// 0.
     pub reserved: u32,

@@ -40,27 +40,28 @@ pub const PF_END_LATE: u32 = 2;
 /// stay in use, and pf_quarantine() counts them.
 pub const PF_END_LOST: u32 = 3;
 
-/// How long a flush may take, unless the options say another time.
+/// The time limit of a flush, unless the options set another.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
 static REQUESTS: Table<pf_requests_t> = Table::new(12, "request loop");
 
-/// Options of a request loop. Set `struct_size` to its sizeof, and what is not needed to 0.
+/// Options of a request loop. Set `struct_size` to its sizeof, and unused fields to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_requests_opts {
     /// sizeof(struct pf_requests_opts).
     pub struct_size: usize,
-    /// How many nanoseconds a flush may take before its request is late; 0: 5 s.
+    /// The nanoseconds that a flush may take before its request is late; 0: 5 s.
     pub flush_ns: u64,
     /// The most requests at the device, at least 1.
     pub depth: u32,
-    /// How many more may wait for their flush, be late or lost; 0: as many as `depth`. Both
-    /// together are at most 1048576, and each needs some 1.2 kB, which are allocated at once.
+    /// The number of further requests that may wait for their flush, be late or lost; 0: as many as
+    /// `depth`. Both together are at most 1048576, and each needs some 1.2 kB, which are allocated
+    /// at once.
     pub held: u32,
-    /// When access ends: PF_PROTECT_*; 0: PF_PROTECT_STRICT. What stays mapped for its lifetime may
-    /// be a payload with each of them, and is then reported as PF_END_STAYS_MAPPED.
-    /// PF_PROTECT_STATIC takes nothing else.
+    /// When access ends: PF_PROTECT_*; 0: PF_PROTECT_STRICT. Memory that stays mapped for its
+    /// lifetime may be a payload with each of them, and is then reported as PF_END_STAYS_MAPPED.
+    /// PF_PROTECT_STATIC accepts no other memory.
     pub protect: u32,
     /// 0.
     pub flags: u32,
@@ -82,7 +83,7 @@ pub struct pf_payload {
     pub va: *mut c_void,
     /// Bytes, at least 1.
     pub len: usize,
-    /// What the device may do with it: enum pf_dir.
+    /// The device's access to it: enum pf_dir.
     pub dir: u32,
     /// 0.
     pub reserved: u32,
@@ -94,9 +95,9 @@ pub struct pf_payload {
 pub struct pf_done {
     /// The request. Unless it is PF_END_LATE, no call takes the token any more.
     pub token: u64,
-    /// What pf_requests_completed() was told; else 0.
+    /// The result passed to pf_requests_completed(); else 0.
     pub result: u64,
-    /// How the device's access ended: PF_END_*.
+    /// The way the device's access ended: PF_END_*.
     pub end: u32,
     /// 0, or -errno for PF_END_LATE and PF_END_LOST: ETIMEDOUT, EIO.
     pub error: i32,

@@ -31,7 +31,7 @@ struct Ring {
 /// ring lives. Each ring has a file number of its own, since Linux 5.12.
 type Place = (u64, u64, u16);
 
-/// Who has a place: what becomes true when it is replaced.
+/// The flag of a place's owner, which becomes true when the place is replaced.
 type Holder = Option<Arc<AtomicBool>>;
 
 /// The places that have memory, or are being changed.
@@ -99,7 +99,7 @@ impl Rings {
         Ok(())
     }
 
-    /// Takes the memory out of a place.
+    /// Removes the memory at a place.
     ///
     /// # Errors
     /// As `pf_uring_unregister`.

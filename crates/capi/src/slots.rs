@@ -18,18 +18,18 @@ pub struct pf_map_t {
     pub r#gen: u64,
 }
 
-/// Of a generation: the low bits count, the others are the high bits of the owner's number.
+/// The low bits of a generation, which count; the others are the high bits of the owner's number.
 const COUNT_BITS: u32 = 40;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
-/// Of an identifier: the low bits are the slot's, the others the low bits of the owner's number. So
-/// that has 56 bits, which no process uses up.
+/// The low bits of an identifier, which are the slot's; the others are the low bits of the owner's
+/// number. So that number has 56 bits, which no process uses up.
 const SLOT_BITS: u32 = 32;
 /// No slot.
 const NONE: u32 = u32::MAX;
 
 /// A mapping, with what the program passed for it.
 struct Slot<M> {
-    /// Of the mapping, or of the next one in a vacant slot.
+    /// The generation of the mapping, or of the next one in a vacant slot.
     generation: u64,
     live: bool,
     /// Initialized while it is live. No `Option`: to take a value out of one, the compiler moves it
@@ -151,7 +151,7 @@ impl<M> Slots<M> {
         Ok(())
     }
 
-    /// Gives up the claims.
+    /// Releases the claims.
     #[cold]
     fn refuse(&mut self, index: usize, name: pf_map_t) -> Stale {
         let mut repeated = false;

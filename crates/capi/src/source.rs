@@ -77,7 +77,7 @@ impl Marked {
         (self.region().addr().saturating_add(at), order.frames() as usize * PAGE)
     }
 
-    /// Gives back to the arena what the pool has released and no device uses.
+    /// Returns to the arena the chunks that the pool has released and no device uses.
     fn sweep(&self, chunks: &mut BTreeMap<Frame, Chunk>) {
         chunks.retain(|&frame, chunk| {
             let (addr, len) = self.place(frame, chunk.order);
@@ -94,7 +94,7 @@ impl Marked {
 
 impl Drop for Marked {
     fn drop(&mut self) {
-        // What a device uses still stays allocated, and so the arena stays.
+        // Memory that a device still uses stays allocated, so the arena stays.
         self.sweep(&mut self.chunks());
     }
 }
@@ -185,7 +185,7 @@ mod tests {
             Self { domain, arena, state }
         }
 
-        /// As a mapping or a request of these bytes does.
+        /// Uses these bytes as a mapping or a request does.
         fn used(&self, block: &pf_block_t, at: usize, len: usize) -> Span {
             self.state.span(block.va.addr() + at, len).unwrap()
         }

@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// What an event is about.
+/// The kind of an event.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum pf_event_kind {
@@ -31,7 +31,7 @@ pub enum pf_event_kind {
 pub struct pf_event {
     /// sizeof(struct pf_event), as the library knows it: what is behind that is not there.
     pub struct_size: usize,
-    /// What happened: `enum pf_event_kind`.
+    /// The kind: `enum pf_event_kind`.
     pub kind: u32,
     /// Reserved: 0.
     pub reserved: u32,
@@ -75,7 +75,7 @@ pub(crate) fn hook() -> Option<Tracer> {
     unsafe { hook.as_ref() }.map(Tracer)
 }
 
-/// Where an event comes from.
+/// The origin of an event.
 #[derive(Clone, Copy)]
 pub(crate) struct Site {
     pub(crate) caller: Caller,

@@ -1,7 +1,7 @@
 //! Messages of the crates below, in the words of C: they name types and methods that a C program
 //! does not have.
 
-/// What a message says, and what C is told instead.
+/// A message's words, and the words that replace them in C.
 const WORDS: &[(&str, &str)] = &[
     ("set its size with size(bytes)", "set pf_arena_opts.size"),
     (
@@ -64,7 +64,7 @@ pub(crate) fn in_c(message: String) -> String {
 mod tests {
     use super::*;
 
-    /// The files whose errors C programs are told.
+    /// The files whose errors C programs see.
     const ERRORS: &[(&str, &str)] = &[
         ("dma_pool", include_str!("../../core/src/dma_pool/error.rs")),
         ("page_pool", include_str!("../../core/src/page_pool/error.rs")),

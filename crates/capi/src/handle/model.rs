@@ -48,7 +48,7 @@ impl Drop for Object {
     }
 }
 
-/// How an object is removed: as the table does, or in ways that are wrong.
+/// The way an object is removed: as the table does, or a wrong one.
 #[derive(Clone, Copy)]
 enum Removal {
     Right,

@@ -1,5 +1,5 @@
-//! What a device reaches, and when the memory is handed back: with the device side of the software
-//! IOMMU, which the C interface does not have.
+//! Device access, and the return of memory: with the device side of the software IOMMU, which the C
+//! interface does not have.
 
 use super::*;
 use crate::arena::{
@@ -271,7 +271,7 @@ fn a_flush_that_never_completes_quarantines_the_memory() {
     assert!(why.contains("1 mapping (4096 bytes) could not be revoked"), "{why}");
     assert_eq!(pf_unmap(program.owner, strict), -libc::EIO);
     assert_eq!(program.held().0.quarantined, 2);
-    // What was fixed has been handed back, but cannot be unmapped: the page is leaked.
+    // The registered memory has been handed back, but cannot be unmapped: the page is leaked.
     assert_eq!(pf_reg_destroy(reg), -libc::EIO);
     assert!(last_message().contains("keep it mapped"));
     assert_eq!(pf_reg_destroy(reg), -libc::EBADF);
@@ -363,7 +363,7 @@ fn the_descriptor_announces_each_end_once() {
         }
     }
     assert!(begin.elapsed() >= flush_cost);
-    // What needs no flush, and what was not asked about.
+    // A revocation that needs no flush, and a ticket that was not asked about.
     while readable(fd, Duration::ZERO) {}
     let (quick, empty) = (program.revoke(&[]), program.revoke(&[]));
     assert!(readable(fd, Duration::ZERO));

@@ -1,5 +1,5 @@
-//! From the controller's completions to reports: the loop revokes each request's memory, and says
-//! when its flush has completed.
+//! The path from the controller's completions to reports: the loop revokes each request's memory,
+//! and reports it when its flush has completed.
 
 use super::transfer::{self, Ended as Finished, Lost};
 use super::{PF_LATE, PF_LOST, Pending, pf_completion, pf_queue_t};
@@ -55,7 +55,7 @@ impl pf_queue_t {
                 if let (Some(tracer), Some(mapped)) = (hook(), &mapped) {
                     transfer::report(mapped, tracer, pf_event_kind::PF_EVENT_REVOKE, site);
                 }
-                // Of this loop, and at the controller until now.
+                // The token is of this loop, and was at the controller until now.
                 match mapped {
                     Some(mapped) => drop(self.requests.completed_lent(mapped)),
                     None => drop(self.requests.completed(token)),
@@ -79,8 +79,8 @@ impl pf_queue_t {
         }
     }
 
-    /// Collects what the loop has ended. The memory of a request whose flush is late is the
-    /// program's when the loop returns it, without another report.
+    /// Collects requests that the loop has ended. The memory of a request whose flush is late is
+    /// the program's when the loop returns it, without another report.
     fn collect(&mut self) {
         for Ended { token, end, .. } in self.ended.drain(..) {
             let Some(report) = self.reports.get_mut(token.slot()).and_then(Option::take) else {
@@ -130,7 +130,7 @@ impl pf_queue_t {
         self.requests.late() == self.requests.slots()
     }
 
-    /// Has the descriptor become readable with the next completion, or the end of a flush.
+    /// Arms the descriptor: it becomes readable with the next completion, or the end of a flush.
     pub(super) fn arm(&mut self) {
         let wait = self.queue.arm_interrupt();
         // The timer exists since the descriptor does.
@@ -140,7 +140,7 @@ impl pf_queue_t {
         }
     }
 
-    /// Has the descriptor be readable now.
+    /// Makes the descriptor readable.
     pub(super) fn signal(&self) {
         let Some(fd) = self.queue.interrupt_fd() else { return };
         let one = 1u64.to_ne_bytes();

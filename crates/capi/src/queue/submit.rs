@@ -1,4 +1,5 @@
-//! From a request of the C program to one of the driver: the memory, the blocks, what is refused.
+//! The translation of a C program's request to the driver's: the memory, the blocks, and the
+//! checks.
 
 use super::transfer::{Attempt, Fixed, Parts, Scattered, parts, report};
 use super::{PF_COMMAND, PF_DISCARD, PF_FLUSH, PF_READ, PF_WRITE};
@@ -19,7 +20,7 @@ use pinfold_nvme::driver::{DataDirection, InFlight, LayoutError, RawCommand, Rej
 /// The most entries of a request's `iov`.
 const MAX_IOVECS: u32 = 1024;
 
-/// What is done with the memory of a request.
+/// The operation on the memory of a request.
 #[derive(Clone, Copy)]
 enum What {
     /// The namespace, the first block, and how many.
@@ -269,7 +270,7 @@ impl pf_queue_t {
         }
     }
 
-    /// Has memory mapped, and read or written.
+    /// Maps memory, and reads or writes it.
     fn transfer(
         &mut self,
         memory: &Memory<'_>,
@@ -298,7 +299,7 @@ impl pf_queue_t {
                 if let Some(tracer) = tracer {
                     report(&payload, tracer, pf_event_kind::PF_EVENT_REVOKE, site);
                 }
-                // Of this loop, and lent until now.
+                // The payload is of this loop, and was lent until now.
                 let _ = self.requests.take_back(payload);
                 self.end_refused(token);
                 Err(failure)
@@ -323,7 +324,7 @@ impl pf_queue_t {
         }
     }
 
-    /// Has the driver read or write, or send a command.
+    /// Starts a read, a write or a command at the driver.
     #[inline]
     fn start<P: Payload<FromDevice> + Payload<ToDevice>>(
         &mut self,
@@ -428,7 +429,7 @@ unsafe fn raw_command(command: *const pf_nvme_command, nsid: u32) -> Result<RawC
 fn not_begun(refusal: &Refusal) -> Failure {
     match refusal {
         Refusal::Map { error, .. } => Failure::from(error),
-        // As many flushes are late.
+        // That many flushes are late.
         Refusal::Depth { .. } | Refusal::Slots { .. } => fail!(EAGAIN, "{refusal}"),
         _ => fail!(EINVAL, "{refusal}"),
     }

@@ -27,7 +27,7 @@ const BLOCK: usize = 4096;
 const COUNT: usize = 8;
 const PROTECTIONS: [u32; 4] =
     [PF_PROTECT_STATIC, PF_PROTECT_STRICT, PF_PROTECT_REVOKE, PF_PROTECT_BATCH];
-/// Those that end a mapping with its request.
+/// Protections that end a mapping with its request.
 const PER_REQUEST: [u32; 3] = [PF_PROTECT_STRICT, PF_PROTECT_REVOKE, PF_PROTECT_BATCH];
 
 /// A program, as its C would have it.
@@ -148,7 +148,7 @@ impl Program {
         found.into_iter().flatten().collect()
     }
 
-    /// Gives the queue a loop with that limit for a flush.
+    /// Sets the time limit of a flush in the queue's loop.
     fn limit_flushes(&self, protect: u32, flush: Duration) {
         let mut queue = QUEUES.get_mut(self.queue).unwrap();
         let depth = queue.queue.depth();
@@ -302,7 +302,7 @@ fn no_device_reaches_memory_that_is_reported_unless_it_is_static() {
     }
 }
 
-/// What one call finds: a flush for each request, or one for all.
+/// The completions found by one call need a flush for each request, or one for all.
 #[test]
 fn strict_and_batch_need_one_flush_for_what_a_call_finds() {
     for protect in PER_REQUEST {

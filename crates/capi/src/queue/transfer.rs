@@ -66,7 +66,7 @@ pub(crate) struct Scattered(Parts<Part>);
 
 pub(crate) struct Part {
     span: Span,
-    /// Where its pages begin in the range at which all are mapped.
+    /// The offset of its pages in the range at which all are mapped.
     start: u64,
 }
 
@@ -184,7 +184,7 @@ pub(crate) enum Attempt {
     Bare(InFlight<()>),
 }
 
-/// What has become of one.
+/// The result of a transfer.
 pub(crate) enum Ended {
     /// The controller no longer accesses the memory; what was mapped for the request is returned.
     Completed(Option<Mapped>, Result<(), CommandError>),

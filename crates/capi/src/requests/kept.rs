@@ -1,5 +1,5 @@
-//! What a loop of a C program keeps: its requests with their names, from their memory to the reports
-//! that the program fetches.
+//! The state of a C program's request loop: its requests with their names, from their memory to the
+//! reports that the program fetches.
 
 use super::names::Names;
 use super::{
@@ -25,27 +25,27 @@ use std::time::Duration;
 
 /// A protected request loop.
 pub struct pf_requests_t {
-    /// That of pf_requests_fd(). Before the loop, whose descriptor it is.
+    /// The descriptor of pf_requests_fd(). Before the loop, whose descriptor it is.
     pub(super) handed: Option<Handed>,
-    /// Has the memory that is mapped for requests; not that which stays mapped.
+    /// Owns the memory that is mapped for requests, but not memory that stays mapped.
     pub(super) requests: Requests<Span, MOST>,
     is_static: bool,
     pub(super) names: Names<Request>,
     /// Empty between two calls.
     ended: Vec<Ended<Span, MOST>>,
-    /// What the program has not been told: at most two reports of each request.
+    /// Reports that the program has not fetched: at most two of each request.
     pub(super) ready: VecDeque<pf_done>,
     lookup: Lookup,
     /// Dropped after the loop.
     pub(super) state: Arc<State>,
 }
 
-/// What is kept of a request until it is reported.
+/// The record of a request until it is reported.
 pub(super) struct Request {
     token: Token,
     pub(super) result: u64,
     memory: [Option<Memory>; MOST],
-    /// Of one that was given up: the bytes of the pages of its payloads.
+    /// For a request that was given up: the bytes of the pages of its payloads.
     pub(super) lost: Option<u64>,
 }
 
@@ -144,7 +144,7 @@ impl pf_requests_t {
         &mut self,
         payloads: impl Iterator<Item = pf_payload>,
     ) -> Result<u64, Failure> {
-        // Where nothing is to be fetched the loop's slots are in use, too, and it says what for.
+        // Without a report to fetch, the loop's slots are in use, too, and its error says what for.
         if self.names.is_full() && !self.ready.is_empty() {
             return Err(fail!(
                 EAGAIN,
@@ -269,7 +269,8 @@ impl pf_requests_t {
         self.collect();
     }
 
-    /// Makes reports of what the loop has ended. Its payloads are dropped: their use ends.
+    /// Creates reports of the requests that the loop has ended. Their payloads are dropped, which
+    /// ends their use.
     fn collect(&mut self) {
         for Ended { token, end, payloads } in self.ended.drain(..) {
             drop(payloads);
@@ -316,7 +317,7 @@ fn begin_these<const M: usize>(
     requests.begin(payloads).map_err(|refused| not_begun(&refused.refusal))
 }
 
-/// As [`begin_these`], for more than two.
+/// Like [`begin_these`], for more than two.
 fn begin_all(
     requests: &mut Requests<Span, MOST>,
     payloads: Vec<Payload>,

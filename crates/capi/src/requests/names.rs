@@ -1,8 +1,8 @@
 //! [`Names`]: the requests of a loop, which a C program names by tokens of 64 bits.
 //!
 //! A token is a slot (the low 20 bits) and a number that no request of the process had before. The
-//! slot stays the request's until the program has been told of its end, which is later than the
-//! loop's own slot does: so the tokens are not the loop's.
+//! slot stays the request's until its end is reported to the program, which is later than the loop
+//! frees its own slot: so the tokens are not the loop's.
 
 use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,7 +97,7 @@ impl<T> Names<T> {
         entry.value.as_mut().map(|value| (entry.name, value))
     }
 
-    /// Takes all requests out.
+    /// Removes all requests.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = T> {
         self.entries.drain(..).filter_map(|entry| entry.value)
     }
@@ -157,7 +157,7 @@ mod tests {
             assert!(seen.insert(one.number()));
             assert!(seen.insert(two.number()));
         }
-        // Where the 44 bits end.
+        // The end of the 44 bits.
         (one.next, one.end) = ((1 << 44) - 1, (1 << 44) + 5);
         assert_eq!([one.number(), one.number(), one.number()], [(1 << 44) - 1, 1, 2]);
     }
