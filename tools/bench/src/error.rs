@@ -78,9 +78,9 @@ pub(crate) enum BenchError {
     /// A bulk call allocated fewer objects than are free.
     #[error("a bulk call allocated {got} of {asked} objects although all of them are free")]
     Short {
-        /// How many were requested.
+        /// The number requested.
         asked: usize,
-        /// How many were allocated.
+        /// The number allocated.
         got: usize,
     },
     /// No device is bound to VFIO.
@@ -106,9 +106,9 @@ pub(crate) enum BenchError {
     /// Packets stopped arriving.
     #[error("{got} of {asked} packets arrived within {seconds} s")]
     Silent {
-        /// How many were to be received.
+        /// The number of packets expected.
         asked: u64,
-        /// How many were.
+        /// The number of packets received.
         got: u64,
         /// The limit.
         seconds: u64,
@@ -118,7 +118,7 @@ pub(crate) enum BenchError {
     NoPrograms {
         /// The missing parts.
         missing: String,
-        /// How to get it.
+        /// The way to get it.
         fix: String,
     },
     /// A server could not be started, or has ended.

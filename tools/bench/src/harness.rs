@@ -22,7 +22,7 @@ pub(crate) fn thread_time() -> Duration {
 /// The options of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    /// How many runs of each subject count, after one that does not.
+    /// The number of counted runs of each subject, after one warm-up run.
     pub(crate) runs: usize,
     /// Whether runs are small: faster, with rougher figures.
     pub(crate) quick: bool,
@@ -279,7 +279,8 @@ impl<'w> Harness<'w> {
         if self.options.quick { (full / Self::QUICK).max(1) } else { full }
     }
 
-    /// By how much a quick run is smaller. Without optimisation it only shows that the suites work.
+    /// The factor by which a quick run is smaller. Without optimisation it only shows that the
+    /// suites work.
     const QUICK: usize = if cfg!(debug_assertions) { 256 } else { 16 };
 
     /// Runs the subjects in turn, first once without counting. Each round starts with the next
@@ -323,7 +324,7 @@ impl<'w> Harness<'w> {
     }
 
     fn records(&self, mut collected: Vec<Collected>) -> Vec<Record> {
-        // In the order of the subjects, whichever ran first.
+        // Sorted in the order of the subjects, whichever ran first.
         collected.sort_by_key(|one| one.at);
         let mut cases: Vec<Key> = Vec::new();
         for one in &collected {

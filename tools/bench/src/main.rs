@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use suite::{Listing, Selection};
 
-/// How many runs are counted by default.
+/// The default number of counted runs.
 const RUNS: usize = 9;
 const QUICK_RUNS: usize = 3;
 

@@ -41,8 +41,8 @@ pub(crate) struct Record {
     pub(crate) min: f64,
     /// The maximum of the runs.
     pub(crate) max: f64,
-    /// How many runs counted; 0 if the case was skipped, whose figures are not numbers (`null` in
-    /// JSON).
+    /// The number of counted runs; 0 if the case was skipped, whose figures are not numbers (`null`
+    /// in JSON).
     pub(crate) runs: usize,
     /// Whether the figure comes from a model of the hardware.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -59,7 +59,7 @@ impl Record {
         self.runs > 0
     }
 
-    /// Notes where the runs disagree by more than a tenth of the median: such a row is not
+    /// Marks the row if the runs disagree by more than a tenth of the median: such a row is not
     /// published.
     pub(crate) fn check_spread(&mut self) {
         if self.max - self.min > self.median / 10.0 {

@@ -1,4 +1,4 @@
-//! The suites: what is measured, and which subjects are compared.
+//! The suites: the measurements, and the subjects that are compared.
 
 mod buffer;
 mod frame;

@@ -30,7 +30,7 @@ pub(crate) struct Block<'m>(NonNull<Node>, PhantomData<&'m mut [u64; 2]>);
 unsafe impl Send for Block<'_> {}
 
 impl<'m> Block<'m> {
-    /// Makes a block of these bytes; `None` if they are fewer than [`LEAST`] or not aligned to 8.
+    /// Creates a block of these bytes; `None` if they are fewer than [`LEAST`] or not aligned to 8.
     /// Writes nothing.
     pub(crate) fn of(bytes: &'m mut [u8]) -> Option<Self> {
         let node = (bytes.len() >= LEAST).then(|| NonNull::from(bytes).cast::<Node>())?;

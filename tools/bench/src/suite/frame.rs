@@ -29,15 +29,15 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ),
 ];
 
-/// How many frames the subjects have: 1 GiB.
+/// The number of frames of each subject: 1 GiB.
 const FRAMES: u32 = 1 << 18;
-/// How many frames are allocated before they are freed.
+/// The number of frames allocated before they are freed.
 const OUTSTANDING: usize = 8192;
-/// How many runs of 2 MiB are allocated at a time.
+/// The number of runs of 2 MiB allocated at a time.
 const RUNS: usize = 128;
-/// How many pages a request of `rpc-259` needs.
+/// The number of pages in a request of `rpc-259`.
 const PAGES: usize = 259;
-/// How many requests take turns, so that the clock is read once in as many calls.
+/// The number of requests that take turns, so that one clock reading covers as many calls.
 const REQUESTS: usize = 16;
 
 type Outcome = Result<(), BenchError>;

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::Instant;
 
-/// How many pairs each subject makes before the clock starts, in every run.
+/// The number of warm-up pairs of each subject, in every run.
 pub(super) const WARM_UP: usize = 4096;
 
 type Outcome = Result<(), BenchError>;

@@ -49,7 +49,7 @@ const MIB: usize = 1 << 10;
 const LEAST_MIB: usize = 512;
 /// The hugepages of 2 MiB for 64 requests of 8 MiB, and some more.
 const HUGEPAGES: u64 = 272;
-/// How long a run lasts.
+/// The length of a run.
 const RUN: Duration = Duration::from_secs(2);
 const QUICK_RUN: Duration = Duration::from_secs(1);
 /// The most runs: they take seconds.

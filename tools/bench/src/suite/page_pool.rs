@@ -32,15 +32,15 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("single", "the page allocator of a kernel, one call per page"),
 ];
 
-/// How much memory the pools get, all together.
+/// The memory of all pools together.
 const MEMORY: u64 = 256 << 20;
-/// How many frames the baselines have.
+/// The number of frames of the baselines.
 const FRAMES: u32 = 1 << 14;
-/// How many pages are allocated at a time: more than the consumer's cache holds.
+/// The number of pages allocated at a time: more than the consumer's cache holds.
 const WAVE: usize = 512;
-/// How many entries the rings have.
+/// The number of entries in each ring.
 const RING: u32 = 1024;
-/// How many pages of a new pool are allocated.
+/// The number of pages of a new pool that are allocated.
 const FRESH: usize = 4096;
 
 type Pool = PagePool;

@@ -47,17 +47,17 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("thread-list", "an unchecked list of one thread, made before the clock starts: the floor"),
 ];
 
-/// How many blocks of [`LARGE`] bytes the study of the kernel's pools allocated.
+/// The number of blocks of [`LARGE`] bytes in the study of the kernel's pools.
 const BLOCKS: usize = 373_959;
 const LARGE: usize = 128;
 /// The bytes of a block elsewhere.
 const SMALL: usize = 64;
-/// How many blocks are passed from thread to thread at a time: enough that passing them costs
-/// little for a block.
+/// The number of blocks passed between threads at a time: enough to amortize the cost of passing
+/// them.
 const PASSED: usize = 256;
-/// How many such batches there are.
+/// The number of such batches.
 const BATCHES: usize = 8;
-/// How many pairs each of two threads makes: enough that both run at the same time.
+/// The number of pairs of each of two threads: enough that both run at the same time.
 const PAIRS_2T: usize = 2_000_000;
 
 /// Measures the suite.

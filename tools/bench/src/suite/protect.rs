@@ -39,7 +39,7 @@ const JOBS: [(&str, u32, &[&str]); 2] = [
 const COPY: &str = "copy";
 /// The size of the file that is copied, MiB.
 const MIB: usize = 256;
-/// How long a run of `io` lasts.
+/// The length of a run of `io`.
 const RUN: Duration = Duration::from_secs(2);
 const QUICK_RUN: Duration = Duration::from_millis(200);
 /// The most runs: they take seconds.
@@ -119,7 +119,7 @@ fn copied(own: &Path, data: &Data, protect: &str) -> Result<f64, BenchError> {
     let via = format!("soft:{}M", 512.max(data.bytes() >> 20));
     command.arg("copy").arg(data.path()).arg(&copy.0);
     command.args(["--quiet", "--via", &via, "--protect", protect]);
-    // What the previous run wrote is not written back during this one.
+    // Writes back the data of the previous run, so that this does not happen during the next one.
     rustix::fs::sync();
     let began = Instant::now();
     program::run(&mut command)?;

@@ -54,7 +54,7 @@ const COPIES: [(&str, Direction); 2] =
 const MIB: usize = 1 << 10;
 /// The least of it, in a quick run: as many requests of 1 MiB as are in flight.
 const LEAST_MIB: usize = 64;
-/// How long fio runs.
+/// The length of a run of fio.
 const RUN: Duration = Duration::from_secs(1);
 const QUICK_RUN: Duration = Duration::from_millis(200);
 /// The most runs: they take seconds.

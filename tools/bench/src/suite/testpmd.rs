@@ -35,14 +35,14 @@ const TESTPMD: &str = "dpdk-testpmd";
 /// The programs, and their packages.
 const PROGRAMS: [(&str, &str); 2] =
     [(TESTPMD, "dpdk-dev librte-net-af-packet* librte-net-af-xdp*"), ("ip", "iproute2")];
-/// How long packets are sent in a run.
+/// The time for which a run sends packets.
 const RUN: Duration = Duration::from_secs(3);
 const QUICK_RUN: Duration = Duration::from_secs(1);
 /// The most runs: they take seconds.
 const MOST_RUNS: usize = 6;
-/// How long a receiver may take until its program is attached, and to end.
+/// The time limit for a receiver until its program is attached, and for its end.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often these are looked at.
+/// The interval between two checks of these.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Returns why this machine cannot measure the suite, if so.
@@ -146,7 +146,7 @@ impl Space {
 
 impl Drop for Space {
     fn drop(&mut self) {
-        // What could not be created need not be removed.
+        // Errors are ignored: the namespace or the folder may not have been created.
         let _ = ip(&format!("netns del {}", self.name));
         let _ = std::fs::remove_dir_all(&self.folder);
     }

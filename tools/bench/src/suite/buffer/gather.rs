@@ -44,7 +44,7 @@ fn segments(
 ) -> Result<Vec<Record>, BenchError> {
     const CASE: &str = CASES[0];
     let (many, few) = (harness.scale(1_000_000), harness.scale(20_000));
-    // As for the SGLs of an NVMe controller: aligned to 4 bytes, lengths of 32 bits.
+    // The profile of an NVMe controller's SGLs: aligned to 4 bytes, lengths of 32 bits.
     let profile = Profile::new(2048, u64::from(u32::MAX), 0, 4)?;
     let none = Segment { iova: Iova::new(0), len: 0 };
     harness.interleave(vec![

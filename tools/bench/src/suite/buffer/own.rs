@@ -28,7 +28,7 @@ pub(super) enum Memory {
 /// Memory that can be pinned and described.
 pub(super) struct Own {
     mapping: Arc<Mapping>,
-    /// The pages that the memory consists of, and what they are charged.
+    /// The pages that the memory consists of, and their charge.
     pub(super) note: String,
 }
 

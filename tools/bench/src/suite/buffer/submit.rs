@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 const BYTES: usize = 8 << 20;
-/// How many blocks of that size the file has.
+/// The number of blocks of that size in the file.
 const BLOCKS: u64 = 8;
 
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {

@@ -20,7 +20,7 @@ const CASES: [(&str, usize); 4] =
 /// The program's memory that the payloads are taken from in turn, which the nearer caches hold in
 /// part.
 const PROGRAM: usize = 4 << 20;
-/// How many mappings are revoked by one call.
+/// The number of mappings revoked by one call.
 const BATCH: usize = 16;
 /// The time of a flush, as `pinfold io` models it.
 const FLUSH: Duration = Duration::from_micros(1);

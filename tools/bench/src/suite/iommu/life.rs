@@ -13,7 +13,7 @@ use pinfold_replay::policy::{Dma, Memory, PolicyKind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How many mappings are revoked by one call in the cases of batches.
+/// The number of mappings revoked by one call in batch cases.
 const BATCH: usize = 256;
 
 type Outcome = Result<(), BenchError>;

@@ -36,15 +36,15 @@ use std::time::{Duration, Instant};
 const PAGE: u64 = 4096;
 /// The bytes of a packet.
 const PACKET: usize = 64;
-/// How many mappings the drivers keep in a full run.
+/// The number of mappings that the drivers keep in a full run.
 const STATIC: usize = 20_000;
-/// How many buffers a thread has: more than any policy holds, and two.
+/// The number of buffers of a thread: two more than any policy holds.
 const BUFFERS: u64 = 128;
 /// A thread needs little more than its loop.
 const STACK: usize = 64 << 10;
-/// How many transactions a driver makes before it gives up the processor.
+/// The number of transactions of a driver before it yields the processor.
 const BURST: u64 = 32;
-/// How many bursts are a group: enough that all policies have flushed several times.
+/// The number of bursts in a group: enough that all policies have flushed several times.
 const GROUP: u64 = 32;
 /// The unit of the driver's account.
 pub(super) const DRIVER: &str = "ns driver CPU/op";
@@ -97,7 +97,7 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
 struct Workload {
     case: &'static str,
     threads: usize,
-    /// How many mappings the drivers keep.
+    /// The number of mappings that the drivers keep.
     statics: usize,
     time: Duration,
 }
@@ -118,7 +118,7 @@ impl Account {
         self.device += other.device;
     }
 
-    /// Returns the first decile of what the groups cost.
+    /// Returns the first decile of the groups' costs.
     fn first_decile(&self) -> Option<f64> {
         let costs = sorted(self.groups.iter().flatten().map(|group| group.cost));
         costs.get(costs.len() / 10).copied()
@@ -169,7 +169,7 @@ impl Group {
     }
 }
 
-/// Returns the nanoseconds of one of so many transactions.
+/// Returns the nanoseconds per transaction.
 fn each(time: Duration, transactions: u64) -> f64 {
     time.as_secs_f64() * 1e9 / count(transactions.max(1))
 }
@@ -200,7 +200,7 @@ fn driver(
     })
 }
 
-/// Records the device's account, the wait, and what a transaction needs of the IOMMU.
+/// Records the device's account, the wait, and a transaction's use of the IOMMU.
 fn device(
     out: &mut Samples,
     workload: &Workload,
@@ -363,7 +363,7 @@ fn alone(
 }
 
 /// Makes transactions with a device until told to stop, and keeps the device's account. Between map
-/// and packets a thread gives up the processor: a request/response loop always waits for the other
+/// and packets a thread yields the processor: a request/response loop always waits for the other
 /// side.
 fn beside_device(
     thread: &mut dyn PolicyThread,
@@ -403,7 +403,7 @@ fn take(thread: &mut dyn PolicyThread, free: &mut Vec<PhysRange>) -> Result<Phys
     free.pop().ok_or(BenchError::Addresses)
 }
 
-/// Waits for what the policy holds: all memory is returned in the end.
+/// Waits for the memory that the policy holds: all of it is returned in the end.
 fn end(
     thread: &mut dyn PolicyThread,
     mut free: Vec<PhysRange>,

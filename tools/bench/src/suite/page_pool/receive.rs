@@ -18,16 +18,16 @@ use pinfold_core::page_pool::Page;
 use std::hint::black_box;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// How many descriptors the ring has.
+/// The number of descriptors in the ring.
 const DESCRIPTORS: usize = 512;
-/// How many packets are handled at a time.
+/// The number of packets handled at a time.
 const BUDGET: usize = 64;
-/// How many batches may be in flight between the threads.
+/// The most batches in flight between the threads.
 const BATCHES: usize = 16;
 
 type Outcome = Result<(), BenchError>;
 
-/// How a subject receives packets.
+/// A subject's way of receiving packets.
 struct Path<Refill, Write, Read, Freer> {
     /// Fills the empty descriptors.
     refill: Refill,

@@ -10,16 +10,17 @@ use pinfold_xdp::system::{Generator, Interface, RingSizes};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How many packets are handled at a time.
+/// The number of packets handled at a time.
 pub(super) const BATCH: usize = BATCH_ENTRIES as usize;
 pub(super) const BATCH_ENTRIES: u32 = 64;
-/// How many pages each socket has, and how long its rings are: the defaults of `pinfold receive`.
+/// The number of pages of each socket, and the lengths of its rings: the defaults of `pinfold
+/// receive`.
 pub(super) const PAGES: u32 = 1 << 13;
 pub(super) const RINGS: RingSizes =
     RingSizes { fill: 2048, completion: 2048, receive: 2048, transmit: 2048 };
-/// How many packets a call of the generator sends.
+/// The number of packets sent by one call of the generator.
 const BURST: u32 = 8192;
-/// How long a run may take.
+/// The time limit of a run.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 /// The load of a run.
@@ -29,7 +30,7 @@ pub(super) struct Load<'w> {
     pub(super) bytes: usize,
     /// Whether the threads send as well, alternately.
     pub(super) turns: bool,
-    /// How many packets each thread receives.
+    /// The number of packets received by each thread.
     pub(super) packets: u64,
 }
 
@@ -38,12 +39,12 @@ pub(super) fn memory_bytes() -> u64 {
     u64::from(PAGES) * Frame::BYTES
 }
 
-/// How a subject receives.
+/// A subject's way of receiving.
 pub(super) trait Receiver: Send {
     /// Receives up to [`BATCH`] packets, reads a word of each, returns their pages, and refills the
     /// fill ring.
     fn receive(&mut self) -> Result<u64, BenchError>;
-    /// Has the kernel poll the driver.
+    /// Makes the kernel poll the driver.
     fn poll(&mut self) -> Result<(), BenchError>;
     /// Returns how many packets the kernel has dropped at the socket.
     fn dropped(&self) -> Result<u64, BenchError>;
@@ -58,8 +59,8 @@ struct Took {
     dropped: u64,
 }
 
-/// Makes a run: opens a receiver for each queue, sends more than they can receive, and records
-/// rate, processor time and what was dropped.
+/// Executes a run: opens a receiver for each queue, sends more than they can receive, and records
+/// rate, processor time and drops.
 #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 packets a run")]
 pub(super) fn measure_at_once<R: Receiver>(
     case: &'static str,
@@ -112,7 +113,7 @@ pub(super) fn measure_at_once<R: Receiver>(
     Ok(())
 }
 
-/// Receives what there is.
+/// Receives the available packets.
 #[inline(always)]
 pub(super) fn drain(receiver: &mut impl Receiver) -> Result<u64, BenchError> {
     let mut got = 0;
@@ -130,7 +131,7 @@ pub(super) fn packet(bytes: usize) -> Vec<u8> {
     header.chain(std::iter::repeat(0x5a)).take(bytes).collect()
 }
 
-/// Sends until it is told to stop.
+/// Sends until the stop flag is set.
 fn generate(near: &Interface, bytes: usize, stop: &AtomicBool) -> Result<(), BenchError> {
     let generator = Generator::through(near)?;
     let packet = packet(bytes);

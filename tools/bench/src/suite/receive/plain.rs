@@ -28,7 +28,7 @@ pub(super) struct Plain<S> {
     taken: u32,
     /// The producer's index of the receive ring when it was last read.
     produced: u32,
-    /// How many places of the fill ring are empty.
+    /// The number of empty entries in the fill ring.
     empty: u32,
     /// Detached after the last socket.
     _program: Arc<Program>,

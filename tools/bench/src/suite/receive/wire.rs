@@ -42,7 +42,7 @@ impl Wire {
         // memory.
         unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
             .map_err(|error| unable("no network namespace", &error))?;
-        // From here on the drop returns to the namespace of before.
+        // From here on, dropping it returns to the previous namespace.
         let wire = Self { before, queues };
         let end = |name| format!("{name} mtu 1500 numrxqueues {queues} numtxqueues {queues}");
         run("ip", &format!("link add {} type veth peer name {}", end(NEAR), end(FAR)))?;

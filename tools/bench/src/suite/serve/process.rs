@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// The programs that are needed besides this one, and their packages in Debian.
 const PROGRAMS: [(&str, &str); 4] =
     [("fio", "fio"), ("nbdcopy", "libnbd-bin"), ("nbdkit", "nbdkit"), ("qemu-nbd", "qemu-utils")];
-/// How long a server may take until clients can connect.
+/// The time limit for a server until clients can connect.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns the error that names the programs which are missing, if any is.

@@ -22,7 +22,7 @@ use std::time::Duration;
 pub(super) const CASE: &str = "randread-4k-64";
 const BLOCK: u64 = 4096;
 const DEPTH: u32 = 64;
-/// How long a run lasts.
+/// The length of a run.
 const RUN: Duration = Duration::from_secs(2);
 const QUICK_RUN: Duration = Duration::from_secs(1);
 /// The file through which the kernel probes a device's driver.
@@ -36,7 +36,7 @@ pub(super) struct Requirements {
     pinfold: PathBuf,
 }
 
-/// Returns what the measurement needs, or why it is impossible.
+/// Returns the requirements of the measurement, or why it is impossible.
 pub(super) fn requirements() -> Result<Requirements, String> {
     let fio = Fio::find().ok_or("no fio on PATH: sudo apt-get install fio")?;
     let pinfold =

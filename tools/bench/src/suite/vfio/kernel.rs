@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long the kernel may take to create a controller's disk.
+/// The time limit for the kernel's creation of a controller's disk.
 const DISK_TIMEOUT: Duration = Duration::from_secs(30);
 /// fio's options for more I/Os per second: batches, registered memory and file, no map of the
 /// blocks it has read.
