@@ -8,10 +8,10 @@
 
 use std::collections::HashMap;
 
-/// How many calls of one task wait for their DMA event. The pieces of one scatter list are more
-/// only above 1 MiB of scattered pages.
+/// The most calls of one task that wait for their DMA event. A scatter list has more pieces only
+/// above 1 MiB of scattered pages.
 const WAITING: usize = 256;
-/// How many tasks have calls that wait.
+/// The most tasks with waiting calls.
 const TASKS: usize = 4096;
 
 /// A range of I/O addresses.
@@ -34,8 +34,8 @@ pub(super) struct Call {
     pub(super) size: u64,
     /// The physical address of a map; `None` for an unmap.
     pub(super) memory: Option<u64>,
-    /// How much was mapped or unmapped: after an unmap of a part of a large page, more than was
-    /// asked for.
+    /// The number of bytes mapped or unmapped: after an unmap of a part of a large page, more than
+    /// requested.
     pub(super) done: u64,
 }
 
@@ -54,7 +54,7 @@ struct Task {
 #[derive(Debug, Default)]
 pub(super) struct Assigner {
     tasks: HashMap<Context, Task>,
-    /// How many calls no DMA event followed.
+    /// The number of calls without a DMA event.
     unassigned: u64,
 }
 
@@ -79,7 +79,7 @@ impl Assigner {
         None
     }
 
-    /// Takes the maps, or else the unmaps, that the task has made within `hull`.
+    /// Takes the maps, or else the unmaps, of the task within `hull`.
     pub(super) fn take(&mut self, context: Context, maps: bool, hull: Hull, found: &mut Vec<Call>) {
         found.clear();
         let Some(task) = self.tasks.get_mut(&context) else { return };
@@ -91,8 +91,8 @@ impl Assigner {
         }
     }
 
-    /// Notes that the DMA event of an unmap had no call before it: the next one of this task within
-    /// `hull` is its call.
+    /// Records that the DMA event of an unmap had no call before it: the next one of this task
+    /// within `hull` is its call.
     pub(super) fn expect(&mut self, context: Context, device: usize, hull: Hull) {
         if self.tasks.len() < TASKS {
             self.tasks.entry(context).or_default().freed = Some((device, hull));

@@ -8,7 +8,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 const PAGE: u64 = 4096;
-/// How many segments of a scatter list newer kernels record.
+/// The number of segments of a scatter list that newer kernels record.
 const RECORDED_SEGMENTS: usize = 128;
 
 /// The addresses that an unmap names.
@@ -21,19 +21,19 @@ enum Key {
 }
 
 impl Key {
-    /// Returns what a live mapping with this key takes.
+    /// Returns the memory that a live mapping with this key takes.
     fn live_bytes(&self) -> u64 {
         let named = if let Self::List(list) = self { list.len() } else { 0 };
         LIVE_BYTES + NAMED_BYTES * named as u64
     }
 }
 
-/// How many bytes a mapping takes.
+/// The bytes of memory that a mapping takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Taken {
-    /// As long as the trace.
+    /// Kept as long as the trace.
     pub(super) kept: u64,
-    /// While it is mapped.
+    /// Kept while it is mapped.
     pub(super) live: u64,
 }
 

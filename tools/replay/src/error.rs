@@ -30,11 +30,11 @@ pub enum TraceError {
         .first.as_ref().map(|first| format!("; the first bad one: {first}")).unwrap_or_default()
     )]
     NoEvents {
-        /// How many lines there are.
+        /// The number of lines.
         lines: u64,
-        /// How many are damaged.
+        /// The number of damaged lines.
         damaged: u64,
-        /// How many are events of the IOMMU, which name no device.
+        /// The number of events of the IOMMU, which name no device.
         iommu: u64,
         /// The first damaged one.
         first: Option<String>,
@@ -49,9 +49,9 @@ pub enum TraceError {
     Memory {
         /// The line.
         line: u64,
-        /// How many maps and unmaps there are up to it.
+        /// The number of maps and unmaps up to that line.
         operations: u64,
-        /// How many of the maps have not been unmapped.
+        /// The number of maps that have not been unmapped.
         live: u64,
         /// The limit in bytes.
         limit: u64,
@@ -84,7 +84,7 @@ pub enum ReplayError {
         device: String,
         /// The operation, counted from 1.
         operation: usize,
-        /// How many the device has.
+        /// The number of operations of the device.
         operations: usize,
         /// The error of the policy.
         error: PolicyError,

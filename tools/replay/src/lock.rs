@@ -11,7 +11,7 @@ use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How often a caller reads the lock before it yields.
+/// The number of reads of the lock before a caller yields.
 const SPINS: u32 = 1 << 10;
 
 /// A spin lock around a value.

@@ -72,7 +72,7 @@ struct Header<'l> {
     fields: Fields<'l>,
 }
 
-/// How many bytes of a line its header is in: a task's name, a few numbers and an event's name.
+/// The most bytes of a line's header: a task's name, a few numbers and an event's name.
 const HEADER: usize = 512;
 
 impl<'l> Header<'l> {
@@ -303,7 +303,7 @@ impl<'l> Action<'l> {
     }
 }
 
-/// Returns what a device may do with memory that is mapped in this direction.
+/// Returns the device's access to memory that is mapped in this direction.
 fn access(fields: Fields<'_>) -> Result<Access, Damage> {
     match fields.find("dir").ok_or(Damage::MissingField)? {
         "TO_DEVICE" => Ok(Access::READ),
@@ -323,7 +323,7 @@ pub enum Line<'l> {
     Header,
     /// Events were lost here: the buffer of a processor was full.
     Lost {
-        /// How many, where the kernel knows it.
+        /// The number of lost events, if the kernel knows it.
         events: Option<u64>,
     },
     /// An event of the DMA interface or of the IOMMU.
@@ -360,7 +360,7 @@ pub enum Action<'l> {
         allocated: bool,
         /// The access that it is permitted.
         access: Access,
-        /// Where the device finds it.
+        /// The address at which the device finds it.
         address: u64,
         /// The size in bytes.
         size: u64,
@@ -373,11 +373,11 @@ pub enum Action<'l> {
         device: &'l str,
         /// The access that it is permitted.
         access: Access,
-        /// Where the device finds its segments.
+        /// The addresses at which the device finds its segments.
         addresses: List<'l>,
         /// Their sizes in bytes.
         sizes: List<'l>,
-        /// The physical addresses of what was mapped: at least as many.
+        /// The physical addresses of the mapped memory: at least as many.
         memory: List<'l>,
         /// Whether the lists were longer than the kernel records.
         truncated: bool,
@@ -389,7 +389,7 @@ pub enum Action<'l> {
         device: &'l str,
         /// Whether the memory was freed too.
         allocated: bool,
-        /// Where the device found it.
+        /// The address at which the device found it.
         address: u64,
     },
     /// A scatter list was unmapped: `dma_unmap_sg`.
@@ -406,7 +406,7 @@ pub enum Action<'l> {
     },
     /// The IOMMU's driver mapped a range: `iommu:map`. The device is not recorded.
     IommuMap {
-        /// Where devices find it.
+        /// The address at which devices find it.
         iova: u64,
         /// The physical address.
         memory: u64,
@@ -415,11 +415,11 @@ pub enum Action<'l> {
     },
     /// The IOMMU's driver unmapped a range: `iommu:unmap`. The device is not recorded.
     IommuUnmap {
-        /// Where devices found it.
+        /// The address at which devices found it.
         iova: u64,
         /// The size in bytes.
         size: u64,
-        /// How much was unmapped.
+        /// The number of bytes unmapped.
         unmapped: u64,
     },
     /// A device was attached to a domain: `iommu:attach_device_to_domain`.

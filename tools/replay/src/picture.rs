@@ -12,11 +12,11 @@ const HEIGHT: u32 = 420;
 /// The area of the cells.
 const LEFT: u32 = 130;
 const TOP: u32 = 60;
-/// How many cells it has, and how many units one is wide and high.
+/// The number of columns and rows of cells, and the width and height of a cell in units.
 const COLUMNS: usize = 185;
 const ROWS: usize = 80;
 const CELL: u32 = 4;
-/// How many shades a cell can have.
+/// The number of shades of a cell.
 const SHADES: u64 = 5;
 
 /// The I/O addresses of a device over time: time to the right, addresses upward. A cell is the
@@ -207,7 +207,7 @@ impl Picture<'_> {
     }
 }
 
-/// Returns how wide or high so many cells are.
+/// Returns the width or height of `cells` cells.
 fn width(cells: usize) -> u32 {
     // At most `COLUMNS`.
     u32::try_from(cells).unwrap_or(0) * CELL

@@ -9,21 +9,21 @@ use super::trace::{Device, Summary, Trace};
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
 
-/// How many devices a trace may name.
+/// The most devices in a trace.
 const MAX_DEVICES: usize = 4096;
-/// How many damaged lines are remembered.
+/// The most damaged lines that are remembered.
 const REMEMBERED: usize = 5;
-/// How many lines are read between two reports of progress.
+/// The number of lines between two reports of progress.
 const REPORT_EVERY: u64 = 1 << 14;
-/// How many maps and unmaps are read by default.
+/// The number of maps and unmaps read by default.
 pub const MAX_OPERATIONS: u64 = 10_000_000;
 /// The most memory of a trace by default, read and replayed by one policy.
 pub const MAX_BYTES: u64 = 4 << 30;
 
-/// How much is read of a trace.
+/// The limits of reading a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// How many maps and unmaps: reading ends there.
+    /// The most maps and unmaps: reading ends there.
     pub operations: u64,
     /// The most memory that they take, read and replayed by one policy at a time, beside the I/O
     /// page tables: more is refused. An estimate from above: 160 bytes for a map, 100 for each run

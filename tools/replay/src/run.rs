@@ -21,15 +21,15 @@ pub enum Timing {
     Original,
 }
 
-/// How much is done between two reports of progress: runs of memory that are mapped or unmapped,
+/// The amount of work between two reports of progress: runs of memory that are mapped or unmapped,
 /// and their pages.
 const REPORT_EVERY: u64 = 1 << 12;
-/// How many pages of a run count as much as the run.
+/// The number of pages that count as much as one run.
 const PAGES: u64 = 64;
 /// The last part of the wait for the time of an operation, for which a thread does not sleep,
 /// because a sleep may take longer.
 const SPIN: Duration = Duration::from_micros(100);
-/// How long it sleeps at most before it asks whether to go on.
+/// The longest sleep before it asks whether to go on.
 const ASK: Duration = Duration::from_millis(50);
 
 /// The outcome of the operations of one device under one policy.
@@ -47,7 +47,7 @@ pub struct Outcome {
     pub maps: Times,
     /// The time of each unmap.
     pub unmaps: Times,
-    /// How late the latest operation was made, in nanoseconds, with [`Timing::Original`].
+    /// The delay of the latest operation in nanoseconds, with [`Timing::Original`].
     pub late_ns: u64,
     /// The mappings in its table after the last operation, which the trace never unmaps; `None` if
     /// the table cannot be read.
@@ -177,7 +177,7 @@ struct Replay<'r> {
     spare: Vec<Vec<Dma>>,
     freed: Vec<PhysRange>,
     addresses: Chosen,
-    /// In nanoseconds.
+    /// The times in nanoseconds.
     maps: Vec<u32>,
     unmaps: Vec<u32>,
     late_ns: u64,
@@ -206,7 +206,7 @@ impl<'r> Replay<'r> {
         }
     }
 
-    /// Makes all operations; `done` counts them. Returns false if `keep_going` stopped it.
+    /// Executes all operations; `done` counts them. Returns false if `keep_going` stopped it.
     fn all(
         &mut self,
         timing: Timing,

@@ -50,8 +50,8 @@ fn the_sample_has_the_events_that_words_in_it_say() {
     let summary = &trace.summary;
     let iommu = count("map:", "IOMMU:") + count("unmap:", "IOMMU:");
     assert_eq!(summary.iommu_events, iommu);
-    // In file order the parts of the sample are separate: what is assigned and what is not is
-    // everything.
+    // In file order the parts of the sample are separate: assigned and unassigned calls together
+    // are everything.
     let assigned: u64 = trace
         .devices
         .iter()
@@ -145,7 +145,7 @@ fn gzip_and_zstd_are_found_by_their_contents() {
     }
 }
 
-/// Gives one byte at a time, interrupted.
+/// A reader that returns one byte at a time, interrupted.
 struct Slow<'t>(&'t [u8], bool);
 
 impl Read for Slow<'_> {
@@ -485,7 +485,7 @@ fn many_mappings_of_one_address_are_unmapped_in_order() {
     let unmap = "dma_unmap_page: d dir=NONE dma_addr=1000 size=1 attrs=";
     let mut events = vec![map; COUNT];
     events.extend(vec![unmap; COUNT]);
-    // So many that moving all behind each would take minutes.
+    // With this many, moving all those behind each one would take minutes.
     let device = read(text(&events)).unwrap().devices.remove(0);
     assert_eq!((device.counts.unmaps, device.counts.never_unmapped), (COUNT as u64, 0));
     assert!(device.operations[COUNT..].iter().zip(0..).all(|(unmap, at)| unmap.mapping == at));

@@ -1,4 +1,4 @@
-//! A trace that has been read: per device, what was mapped and unmapped, in order.
+//! A trace that has been read: per device, the maps and unmaps, in order.
 
 use super::parse::Damage;
 use pinfold_core::access::Access;
@@ -69,7 +69,7 @@ pub struct Device {
     pub(super) memory: Vec<Run>,
     pub(super) addresses: Vec<Run>,
     pub(super) operations: Vec<Operation>,
-    /// How many operations have been made when the most bytes are mapped.
+    /// The number of operations made when the most bytes are mapped.
     pub(super) peak_at: usize,
 }
 
@@ -128,7 +128,7 @@ pub struct Counts {
     pub pages_unmapped: u64,
     /// Accesses to addresses that were not mapped.
     pub faults: u64,
-    /// How often it was attached to a domain.
+    /// The number of times that it was attached to a domain.
     pub attached: u64,
     /// Calls of the IOMMU's driver that map.
     pub iommu_maps: u64,
@@ -159,9 +159,9 @@ pub struct Summary {
     /// The first of them, with their numbers.
     #[serde(serialize_with = "damage_lines")]
     pub first_damaged: Vec<(u64, Damage)>,
-    /// How often events were lost.
+    /// The number of times that events were lost.
     pub losses: u64,
-    /// How many events were lost, as far as the kernel knew it.
+    /// The number of lost events, as far as the kernel knew it.
     pub lost_events: u64,
     /// The line of the first loss; 0 if there is none.
     pub first_loss: u64,
@@ -171,7 +171,7 @@ pub struct Summary {
     pub out_of_order: u64,
     /// Processors.
     pub cpus: u64,
-    /// From the first to the last event; `None` if the trace has no times in seconds.
+    /// The time from the first to the last event; `None` if the trace has no times in seconds.
     pub duration_ns: Option<u64>,
     /// Why the input ended early, for instance because a compressed file is truncated.
     pub ended_early: Option<String>,
@@ -211,7 +211,7 @@ pub struct Footprint {
     pub table_pages_ever: u64,
 }
 
-/// Where a mapping is: the recorded addresses, or those of a policy.
+/// The addresses of a mapping: the recorded ones, or those of a policy.
 pub(super) trait Addresses {
     /// Returns the runs of a mapping, by number.
     fn of(&self, mapping: u32) -> &[Run];
@@ -266,7 +266,7 @@ impl<T: Addresses> Addresses for &T {
 }
 
 impl Device {
-    /// Computes what the addresses need that the kernel chose. O(n log n).
+    /// Computes the tables for the addresses that the kernel chose. O(n log n).
     pub fn footprint(&self) -> Footprint {
         Footprint::of(self, &Recorded(self))
     }
@@ -318,9 +318,9 @@ fn covered(runs: &[Run], shift: u32) -> u64 {
 /// The times of operations in nanoseconds, each with one reading of the clock in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Times {
-    /// How many.
+    /// The number of operations.
     pub count: u64,
-    /// The least.
+    /// The minimum.
     pub min_ns: u32,
     /// The median.
     pub median_ns: u32,

@@ -39,7 +39,7 @@ pub enum PolicyError {
     /// No addresses are free.
     #[error("no {pages} pages of I/O virtual addresses are free below 2^{bits}")]
     Exhausted {
-        /// How many pages were to be mapped.
+        /// The number of pages to be mapped.
         pages: u64,
         /// The width of an address.
         bits: u32,
@@ -47,7 +47,7 @@ pub enum PolicyError {
     /// All table pages of the model are in use.
     #[error("all {pages} table pages are in use: raise SoftConfig::table_bytes")]
     NoTablePages {
-        /// How many there are.
+        /// The number of table pages.
         pages: usize,
     },
     /// Nothing is mapped there.
@@ -167,7 +167,7 @@ impl Dma {
     }
 }
 
-/// How DMA addresses are made and taken back, for one device.
+/// Creation and release of DMA addresses, for one device.
 pub trait Policy: Send + Sync {
     /// Returns a handle for one thread.
     fn thread(&self) -> Box<dyn PolicyThread + '_>;

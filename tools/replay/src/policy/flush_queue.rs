@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle, available_parallelism};
 use std::time::{Duration, Instant};
 
-/// How many entries the queue of a CPU holds.
+/// The number of entries in the queue of a CPU.
 const ENTRIES: usize = 256;
 
 /// The queues of all CPUs.
@@ -39,7 +39,7 @@ struct Queue {
 #[derive(Debug)]
 struct Entry {
     iova: IovaRange,
-    /// How many flushes had started.
+    /// The number of flushes started before.
     started: u64,
     /// When it was added, if the queue was empty: no other entry waits longer.
     since: Option<Instant>,
@@ -61,7 +61,8 @@ impl FlushQueues {
         }
     }
 
-    /// Adds a range whose entries are cleared, and frees by `free` what a flush has covered.
+    /// Adds a range whose entries are cleared, and frees by `free` the ranges that a flush has
+    /// covered.
     pub(super) fn add(
         &self,
         iommu: &Iommu,
@@ -96,7 +97,7 @@ impl FlushQueues {
         Ok(())
     }
 
-    /// Flushes if something was added since the last call, and frees what is covered, on all CPUs.
+    /// Flushes if a range was added since the last call, and frees covered ranges, on all CPUs.
     pub(super) fn tick(
         &self,
         iommu: &Iommu,
@@ -136,7 +137,7 @@ impl FlushQueues {
 
 // The timer of lazy policies.
 
-/// How long an unmap waits at most for the flush of a lazy policy.
+/// The longest wait of an unmap for the flush of a lazy policy.
 pub(super) const LAZY_FOR: Duration = Duration::from_millis(10);
 
 /// Calls a function every [`LAZY_FOR`], on a thread of its own, until it is dropped.

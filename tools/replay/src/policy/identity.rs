@@ -14,7 +14,7 @@ use pinfold_core::addr::{Iova, IovaRange, PhysAddr, PhysRange};
 use std::sync::{Arc, OnceLock};
 
 const PAGE: u64 = 4096;
-/// How many pages one lock covers: those of 2 MiB, whose entries are in one table page.
+/// The number of pages covered by one lock: those of 2 MiB, whose entries are in one table page.
 const GROUP: usize = 512;
 
 type Counts = [u32; GROUP];
@@ -23,8 +23,8 @@ type Counts = [u32; GROUP];
 #[derive(Debug)]
 pub(super) struct Identity {
     iommu: Iommu,
-    /// How often each page is mapped, by 2 MiB; present once a page of them has been. The lock is
-    /// held while an entry changes with its count.
+    /// The number of mappings of each page, by 2 MiB; present once a page of them has been mapped.
+    /// The lock is held while an entry changes with its count.
     groups: Box<[OnceLock<Box<KernelLock<Counts>>>]>,
 }
 

@@ -148,7 +148,7 @@ impl Iommu {
         Ok(self.invalidator.wait(ticket)?)
     }
 
-    /// Returns `stats` with what the IOMMU has done.
+    /// Returns `stats` with the IOMMU's counts.
     pub(super) fn add_to(&self, stats: PolicyStats) -> PolicyStats {
         let PortStats { walk_reads, walk_ns, .. } = self.iommu.stats();
         let table_pages = self.table.pages_used() as u64;
@@ -180,7 +180,7 @@ const PAGE: u64 = 4096;
 pub(super) struct Table {
     pages: &'static [TablePage],
     phys: PhysAddr,
-    /// How many pages are linked. The lock is held while one is.
+    /// The number of linked pages. The lock is held while one is linked.
     linked: KernelLock<usize>,
 }
 
@@ -259,7 +259,7 @@ impl Table {
         page.entries().get(slot(iova, level)).ok_or(self.no_pages())
     }
 
-    /// Walks to the table page of `level` for `iova`, and links what is missing.
+    /// Walks to the table page of `level` for `iova`, and links missing pages.
     #[inline]
     fn page(&self, iova: u64, level: u8) -> Result<&TablePage, PolicyError> {
         let mut page = self.pages.first().ok_or(self.no_pages())?;

@@ -41,7 +41,7 @@ pub(super) struct Tree {
     all: Cached,
 }
 
-/// Where the next search for addresses below `end` begins.
+/// The start of the next search for addresses below `end`.
 #[derive(Clone, Copy, Debug)]
 struct Cached {
     end: u64,
@@ -162,14 +162,14 @@ impl Tree {
 // submitted at once here, with one wait, which flatters the baseline.
 
 const PAGE: u64 = 4096;
-/// How many unmapped ranges the queue holds.
+/// The number of unmapped ranges that the queue holds.
 const QUEUE: usize = 250;
 
 /// The policy.
 #[derive(Debug)]
 pub(super) struct Locked {
     inner: Arc<Inner>,
-    /// Flushes what is queued while no thread unmaps.
+    /// Flushes the queued ranges while no thread unmaps.
     _timer: Timer,
 }
 

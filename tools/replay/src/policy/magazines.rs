@@ -19,7 +19,7 @@ const PAGE: u64 = 4096;
 #[derive(Debug)]
 pub(super) struct Cached {
     inner: Arc<Inner>,
-    /// Flushes what is queued, in lazy mode.
+    /// Flushes the queued ranges, in lazy mode.
     _timer: Option<Timer>,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Cached {
 struct Inner {
     iommu: Iommu,
     addresses: Magazines,
-    /// In lazy mode.
+    /// The queues of lazy mode.
     queues: Option<FlushQueues>,
 }
 
@@ -121,11 +121,11 @@ impl PolicyThread for Thread<'_> {
 
 // The address caches of `lazy`: per CPU and size class, over a locked tree.
 
-/// How many addresses a magazine holds.
+/// The number of addresses in a magazine.
 const MAGAZINE: usize = 127;
 /// The classes: 1, 2, 4 ... 32 pages.
 const CLASSES: usize = 6;
-/// How many full magazines of a class the depot holds.
+/// The number of full magazines of a class in the depot.
 const DEPOT: usize = 32;
 
 type Magazine = Vec<u64>;

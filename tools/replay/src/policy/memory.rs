@@ -53,8 +53,8 @@ impl Memory {
         Ok(Arc::new(Self { map, base, range }))
     }
 
-    /// Has the kernel use transparent hugepages for what is accessed from now on, where it can: a
-    /// kernel's own memory is mapped by large pages.
+    /// Makes the kernel use transparent hugepages for memory that is accessed from now on, where it
+    /// can: a kernel's own memory is mapped by large pages.
     pub fn use_hugepages(&self) {
         let len = usize::try_from(self.range.len()).unwrap_or(0);
         // SAFETY: mapped until `drop`; the advice changes no contents. Where it is refused, the

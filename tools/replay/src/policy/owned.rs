@@ -37,7 +37,7 @@ pub(super) struct Pinfold {
     unmap: Unmap,
     held_bytes_peak: AtomicU64,
     reachable_ns: AtomicU64,
-    /// Where all memory is mapped, if that is so for the lifetime of the policy.
+    /// The mapping of all memory, if it lasts for the lifetime of the policy.
     whole: Option<Unrevoked<Payload>>,
     /// Kept until the domain has unregistered it.
     memory: Arc<Memory>,
@@ -156,7 +156,7 @@ impl Figures {
         self.held_bytes_peak = self.held_bytes_peak.max(self.held_bytes);
     }
 
-    /// Notes that memory is returned which has been reachable `since`, if that is known.
+    /// Records that memory is returned which has been reachable `since`, if that is known.
     #[inline]
     fn release(
         &mut self,
@@ -209,7 +209,7 @@ impl PolicyThread for Static<'_> {
 /// One of this many revocations is timed.
 const TIMED: u64 = 16;
 
-/// How many revoked mappings a thread has at most; then it waits.
+/// The most revoked mappings of a thread; then it waits.
 const HELD: usize = 80;
 
 pub(super) struct Single<'p> {
@@ -234,7 +234,7 @@ impl<'p> Single<'p> {
         }
     }
 
-    /// Frees what is quiesced. Only the last look costs more than a load.
+    /// Frees quiesced payloads. Only the last check costs more than a load.
     #[inline]
     fn poll(&mut self, freed: &mut Vec<PhysRange>) -> Result<(), PolicyError> {
         while self.held.front().is_some_and(Revoked::is_quiesced) {
@@ -308,9 +308,9 @@ impl Drop for Single<'_> {
 
 // A thread that revokes several mappings by one call.
 
-/// How many mappings are revoked at a time.
+/// The number of mappings revoked at a time.
 const BATCH: usize = 16;
-/// How many revoked batches a thread has at most; then it waits for the first.
+/// The most revoked batches of a thread; then it waits for the first.
 const HELD_BATCHES: usize = 5;
 /// One of this many batches is timed.
 const SAMPLE: u64 = 4;
@@ -331,7 +331,7 @@ pub(super) struct Batches<'p> {
     /// When the first of them was unmapped.
     since: Option<Instant>,
     held: VecDeque<Batch>,
-    /// Of batches that have been returned.
+    /// The lists of batches that have been returned.
     spare: Vec<Vec<Revoked<Payload>>>,
     revocations: u64,
     figures: Figures,
@@ -351,7 +351,7 @@ impl<'p> Batches<'p> {
         }
     }
 
-    /// Revokes what is gathered.
+    /// Revokes the gathered mappings.
     fn revoke_gathered(&mut self) {
         let mut revoked = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(BATCH));
         self.owner.revoke_many(self.gathered.drain(..), &mut revoked);
