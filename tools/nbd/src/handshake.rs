@@ -1,4 +1,4 @@
-//! From the greeting to the end of option haggling: "Fixed newstyle negotiation".
+//! The negotiation of options, from the greeting on: "Fixed newstyle negotiation".
 
 use crate::export::{Export, Session};
 use crate::protocol::{
@@ -57,7 +57,7 @@ pub enum HandshakeError {
     /// have added it.
     #[error("{bytes} bytes of plaintext follow NBD_OPT_STARTTLS")]
     Plaintext {
-        /// How many bytes were passed.
+        /// The number of bytes passed.
         bytes: usize,
     },
 }

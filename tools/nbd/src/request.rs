@@ -177,8 +177,8 @@ impl RequestReader {
     /// and not its client.
     pub const MAX_PAYLOAD: u32 = 64 << 20;
 
-    /// Takes bytes of `input` up to the end of a header; returns how many, and the header if it is
-    /// complete. Takes none while a [`payload`](Self::payload) is due. O(1).
+    /// Consumes bytes of `input` up to the end of a header; returns how many, and the header if it
+    /// is complete. Consumes none while a [`payload`](Self::payload) is due. O(1).
     ///
     /// # Errors
     /// [`RequestError`]; the stream cannot be continued.

@@ -11,10 +11,10 @@ use pinfold_nbd::{
 pub(crate) struct Outcome {
     pub(crate) output: Vec<u8>,
     pub(crate) session: Option<Session>,
-    /// Where in the output TLS began.
+    /// The offset in the output at which TLS began.
     pub(crate) secured: Option<usize>,
     pub(crate) requests: Vec<RequestHeader>,
-    /// How many bytes of payload were taken.
+    /// The number of payload bytes consumed.
     pub(crate) payload: u64,
     pub(crate) failed: Option<String>,
 }
