@@ -32,7 +32,7 @@ pub enum OpenError {
         interface: String,
         /// The queue.
         queue: u32,
-        /// How many it has, if the driver says so.
+        /// The number of its queues, if the driver reports it.
         queues: Option<u32>,
     },
     /// Another socket has the queue.
@@ -65,14 +65,14 @@ pub enum OpenError {
     Refused {
         /// The interface.
         interface: String,
-        /// Where it was to run.
+        /// The place where it was to run.
         attached: Attached,
         /// The error.
         errno: Errno,
         /// The driver's words, if it has any.
         reason: Option<String>,
     },
-    /// Packets may be larger than what a chunk holds.
+    /// Packets may be larger than a chunk.
     #[error(
         "the MTU of {interface} is {mtu}, and a chunk of {chunk} bytes holds packets up to an MTU of {limit}: {}",
         larger_chunk(*.chunk, *.mtu, interface, *.is_loopback)
@@ -214,7 +214,7 @@ const ENOBUFS: i32 = 105;
 /// a grace period of RCU and a lock of all interfaces allow it: some milliseconds, but much longer
 /// while other interfaces come and go.
 const RELEASE: Duration = Duration::from_secs(5);
-/// How long the kernel needs at most where nothing delays it.
+/// The longest time that the kernel needs if nothing delays it.
 const USUAL_RELEASE: Duration = Duration::from_millis(500);
 
 /// Repeats a call while what it needs is in use: the kernel releases a queue and a program some
@@ -295,8 +295,8 @@ pub(crate) fn of_refusal(interface: &Interface, attached: Attached, error: CallE
 /// Translates a failure to create the socket over `bytes` bytes.
 pub(crate) fn of_memory(interface: &Interface, bytes: u64, error: CallError) -> OpenError {
     match error.errno.raw() {
-        // What AF_XDP answers to the limit alone. More locked memory would not help what the next
-        // call refuses.
+        // AF_XDP returns this for the limit alone. More locked memory would not help if the next
+        // call is refused.
         ENOBUFS if !crate::system::Privileges::here().suffice() => not_permitted(error.call),
         ENOBUFS if pinfold::MemlockLimit::here().left().is_some() => {
             OpenError::Memlock { bytes, limit: pinfold::MemlockLimit::here() }
@@ -310,7 +310,7 @@ pub(crate) fn of_bind(interface: &Interface, queue: u32, error: CallError) -> Op
     let name = interface.name().to_owned();
     match error.errno.raw() {
         EBUSY => OpenError::QueueBusy { interface: name, queue },
-        // Of a queue that the interface has, it means something else.
+        // For a queue that the interface has, it means something else.
         EINVAL | E2BIG if interface.queues().is_none_or(|queues| queue >= queues) => {
             OpenError::NoQueue { interface: name, queue, queues: interface.queues() }
         }
@@ -403,7 +403,7 @@ pub enum TransmitRefused {
     NoQueue {
         /// The socket's queue.
         queue: u32,
-        /// How many transmit queues there are.
+        /// The number of transmit queues.
         queues: u32,
     },
     /// The transmit ring is full.

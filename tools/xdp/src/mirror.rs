@@ -86,12 +86,12 @@ enum Checksum {
 
 /// An IP packet that has a reply.
 struct Ip {
-    /// Where the first address starts, and how long each is.
+    /// The start of the first address, and the length of each.
     addresses: (usize, usize),
-    /// Where the header behind that of IP starts, and how many bytes its checksum covers.
+    /// The start of the header behind that of IP, and the bytes that its checksum covers.
     transport: (usize, usize),
     number: IpNumber,
-    /// Where its checksum is, from its start.
+    /// The offset of its checksum.
     field: usize,
     checksum: Checksum,
     /// The sum of what the checksum covers outside of the transport: the same for the reply.
@@ -174,7 +174,8 @@ impl Ip {
             }
         }
         let word = |at: usize| Some(u16::from_be_bytes(*segment.get(at..)?.first_chunk()?));
-        // Where the checksum is, how long the header is at least, and how much the checksum covers.
+        // The offset of the checksum, the least length of the header, and the bytes that the
+        // checksum covers.
         let (field, least, covered) = match number {
             IpNumber::UDP => (6, 8, usize::from(word(4)?)),
             IpNumber::TCP => (16, 20, segment.len()),

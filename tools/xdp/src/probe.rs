@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// The memory for packets of `pinfold receive`, for each queue, by default.
 const PACKETS: u64 = 32 << 20;
-/// How much locked memory the suggested command allows.
+/// The locked memory that the suggested command allows.
 const SUGGESTED: u64 = 1 << 30;
 /// A server of many clients, or as many queues.
 const ENOUGH_FILES: u64 = 256;
@@ -35,7 +35,7 @@ fn judge(facts: &Facts, tried: Result<(), (&str, Errno)>, privileges: &Privilege
                 "a socket, its memory and its program can be created".to_owned(),
             ),
         },
-        // More locked memory would not help what the next call refuses.
+        // More locked memory would not help if the next call is refused.
         Err((call, errno)) if denied(errno) || is_full(errno) && !privileges.suffice() => {
             let program = std::env::current_exe().unwrap_or_else(|_| "PROGRAM".into());
             let (why, fix) = privileges.advice(&program);

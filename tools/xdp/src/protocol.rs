@@ -11,8 +11,8 @@ use crate::system::LinkType;
 use etherparse::{IpNumber, LaxNetSlice, LaxSlicedPacket};
 use std::fmt;
 
-/// How many bytes [`Protocol::of`] looks at: Ethernet with two VLAN tags, IPv6 with extensions,
-/// TCP.
+/// The number of bytes that [`Protocol::of`] examines: Ethernet with two VLAN tags, IPv6 with
+/// extensions, TCP.
 pub const HEADER_BYTES: usize = 128;
 
 /// The protocol that a packet carries.
@@ -28,7 +28,7 @@ pub enum Protocol {
     OtherIp,
     /// ARP.
     Arp,
-    /// Anything else over Ethernet, and what is too short for it.
+    /// Anything else over Ethernet, and packets that are too short for it.
     Other,
 }
 

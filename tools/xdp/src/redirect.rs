@@ -13,7 +13,7 @@ use crate::error::{self, OpenError};
 use crate::system::{Attached, CallError, Interface, Program, RawSocket};
 use std::sync::Arc;
 
-/// Queues that a program serves if the driver does not say how many there are.
+/// The number of queues that a program serves if the driver does not report it.
 const QUEUES: u32 = 64;
 
 fn queues(interface: &Interface) -> u32 {

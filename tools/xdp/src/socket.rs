@@ -39,7 +39,7 @@ pub(crate) fn mtu_limit(chunk_bytes: u32) -> u32 {
     chunk_bytes - HEADROOM - LINK_HEADER
 }
 
-/// How much memory a packet gets.
+/// The memory of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ChunkSize {
     /// 2048 bytes, two in a page: for an MTU of up to 1774. Half the memory; the holders of parts
@@ -86,13 +86,13 @@ impl Copying {
     }
 }
 
-/// How the kernel polls the driver on the caller's behalf.
+/// The options of busy polling, by the kernel on the caller's behalf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BusyPoll {
-    /// How long [`wait`](Socket::wait) polls before it sleeps, and a call of the kernel
-    /// polls.
+    /// The time for which [`wait`](Socket::wait) polls before it sleeps, and for which a call of
+    /// the kernel polls.
     pub time: Duration,
-    /// How many packets a call handles at most.
+    /// The most packets that a call handles.
     pub budget: u32,
 }
 
@@ -183,7 +183,7 @@ impl Options {
         self
     }
 
-    /// Has the kernel poll the driver in [`wait`](Socket::wait), instead of waiting for
+    /// Makes the kernel poll the driver in [`wait`](Socket::wait), instead of waiting for
     /// interrupts.
     #[must_use]
     pub fn busy_poll(mut self, busy_poll: BusyPoll) -> Self {

@@ -19,7 +19,7 @@ use pinfold_core::dma_pool::ChunkSource;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// How long the end of a socket waits for what is being sent.
+/// The longest wait for packets in transmission when a socket ends.
 pub(crate) const DRAIN: Duration = Duration::from_millis(200);
 /// `XDP_RING_NEED_WAKEUP`.
 const NEED_WAKEUP: u32 = 1;
@@ -153,7 +153,7 @@ impl Rings {
         count
     }
 
-    /// Has the driver look at the fill ring if it asks for that.
+    /// Makes the driver check the fill ring if it asks for that.
     pub(crate) fn wake_receive(&self) {
         if self.need_wakeup && is_set(&self.fill) {
             // It fails where the driver is busy, and is repeated with the next batch.
@@ -250,7 +250,7 @@ impl Rings {
         Ok(())
     }
 
-    /// Takes the packets that have been sent; returns how many.
+    /// Reclaims the packets that have been sent; returns how many.
     pub(crate) fn complete(&mut self, mut each: impl FnMut(Packet)) -> u32 {
         let mut count = 0;
         while let Some([address]) = self.completion.pop() {
@@ -263,8 +263,8 @@ impl Rings {
         count
     }
 
-    /// Has the kernel send what is queued, and takes what has been sent, until nothing is being
-    /// sent or `limit` has passed; returns how many packets are still being sent.
+    /// Makes the kernel send the queued packets, and reclaims those that have been sent, until none
+    /// is being sent or `limit` has passed; returns how many packets are still being sent.
     pub(crate) fn drain(&mut self, limit: Duration, mut each: impl FnMut(Packet)) -> u32 {
         let end = Instant::now() + limit;
         while self.sending > 0 {
@@ -306,7 +306,7 @@ impl Rings {
         u32::try_from(address & ((1 << self.shift) - 1)).unwrap_or(0)
     }
 
-    /// Takes the packet at an address that the kernel returned.
+    /// Removes and returns the packet at an address that the kernel returned.
     #[inline]
     fn take(&mut self, address: u64, sent: bool) -> Option<Packet> {
         let slot =

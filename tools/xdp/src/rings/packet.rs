@@ -13,7 +13,7 @@ use std::fmt;
 /// own.
 pub struct Packet {
     chunk: Chunk,
-    /// Where it starts in its chunk, and its length: inside the chunk.
+    /// Its offset in its chunk, and its length: inside the chunk.
     offset: u32,
     len: u32,
 }

@@ -119,7 +119,7 @@ impl<M: Shared, const N: usize> Producer<M, N> {
     /// Returns the entries that the consumer has not taken.
     pub(super) fn untaken(&self) -> impl Iterator<Item = [u64; N]> + '_ {
         let first = self.memory.load_consumer();
-        // Of a consumer that is ahead of the entries, none.
+        // None for a consumer that is ahead of the entries.
         let count =
             Some(self.next.wrapping_sub(first)).filter(|count| *count <= self.entries).unwrap_or(0);
         (0..count).map(move |offset| {

@@ -34,7 +34,7 @@ pub struct Socket {
     sizes: RingSizes,
     holder: Tag,
     traffic: Traffic,
-    /// How long a wait polls the driver before it sleeps.
+    /// The time for which a wait polls the driver before it sleeps.
     busy_poll: Option<Duration>,
     /// Set once the interface has been removed: the kernel says so only once.
     gone: bool,
@@ -159,7 +159,8 @@ impl Socket {
         Options::default()
     }
 
-    /// Has the program pass the packets of the queue here from now on, as long as the socket lives.
+    /// Makes the program pass the packets of the queue here from now on, as long as the socket
+    /// lives.
     ///
     /// # Errors
     /// [`OpenError`], for instance if the program is on another interface.
@@ -196,7 +197,7 @@ impl Socket {
         let (count, bytes) = self.rings.receive(packets, most);
         self.traffic.received += u64::from(count);
         self.traffic.received_bytes += bytes;
-        // Of a short ring half: while all of it is empty, packets are dropped.
+        // At most half of the ring: while all of it is empty, packets are dropped.
         self.refill(BATCH.min(self.sizes.fill / 2));
         count as usize
     }
@@ -288,7 +289,7 @@ impl Socket {
         }
     }
 
-    /// Makes a packet of these bytes, to be sent.
+    /// Creates a packet of these bytes, to be sent.
     ///
     /// # Errors
     /// [`AllocError`] if no page is free, or the bytes do not fit into a chunk.
@@ -336,7 +337,8 @@ impl Socket {
         self.rings.transmit(packet).or_else(|packet| refuse(packet, TransmitRefused::Foreign))
     }
 
-    /// Has the kernel send what is queued, and returns the pages of what has been sent to the pool.
+    /// Makes the kernel send the queued packets, and returns the pages of those that have been sent
+    /// to the pool.
     ///
     /// # Errors
     /// [`SocketError`] if the interface is down; what is queued stays queued.

@@ -199,7 +199,7 @@ pub(crate) fn load_send(interface: u32) -> Result<OwnedFd, Errno> {
     load(&send(interface))
 }
 
-/// How often a load is tried again. The kernel's check of a program ends with `EAGAIN` when the
+/// The number of retries of a load. The kernel's check of a program ends with `EAGAIN` when the
 /// thread has work to do for a signal or a descriptor that was just closed; libbpf tries as often.
 const LOAD_RETRIES: u32 = 5;
 

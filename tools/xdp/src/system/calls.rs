@@ -99,7 +99,7 @@ pub(crate) fn statistics(fd: BorrowedFd<'_>) -> Result<XdpStatistics, Errno> {
     Ok(sockopt::xdp_statistics(fd)?)
 }
 
-/// Has the kernel poll the driver on the caller's behalf instead of waiting for interrupts:
+/// Makes the kernel poll the driver on the caller's behalf instead of waiting for interrupts:
 /// `SO_PREFER_BUSY_POLL`, Linux 5.11.
 pub(crate) fn prefer_busy_poll(
     fd: BorrowedFd<'_>,
@@ -142,12 +142,12 @@ pub(crate) fn wait(fd: BorrowedFd<'_>, writable: bool, limit: Timespec) -> Resul
     }
 }
 
-/// Has the kernel process the transmit ring.
+/// Makes the kernel process the transmit ring.
 pub(crate) fn kick_transmit(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::net::send(fd, &[], SendFlags::DONTWAIT).map(drop).map_err(Errno::from)
 }
 
-/// Has the driver look at the fill ring.
+/// Makes the driver check the fill ring.
 pub(crate) fn kick_receive(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::net::recv(fd, &mut [0u8; 0], RecvFlags::DONTWAIT).map(drop).map_err(Errno::from)
 }

@@ -134,7 +134,7 @@ impl Interface {
     }
 }
 
-/// Where the VLAN tags of received packets are. A program of XDP sees only those in the packet.
+/// The place of the VLAN tags of received packets. A program of XDP sees only those in the packet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum VlanTags {
     /// In the packet.

@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 const BUFFER: usize = 64 << 10;
 /// `struct nlmsghdr`.
 const HEADER: usize = 16;
-/// How often a dump is repeated while the kernel's tables change.
+/// The number of repetitions of a dump while the kernel's tables change.
 const ATTEMPTS: usize = 10;
 
 const REQUEST: u16 = 0x1;

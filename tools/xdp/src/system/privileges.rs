@@ -12,7 +12,7 @@ const AF_XDP: [(&str, CapabilitySet); 3] = [
     ("cap_bpf", CapabilitySet::BPF),
 ];
 
-/// What the calling thread may do with `AF_XDP`.
+/// The privileges of the calling thread for `AF_XDP`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Privileges {
     /// Whether it is in the initial user namespace. Elsewhere capabilities apply to what the

@@ -13,7 +13,7 @@ const XDP_FD: u16 = 1;
 const XDP_FLAGS: u16 = 3;
 const NESTED: u16 = 0x8000;
 
-/// Where a program runs.
+/// The place where a program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attached {
     /// In the driver, before the kernel allocates its own structure for a packet.

@@ -192,7 +192,7 @@ fn route_to(netlink: &mut Netlink, question: &[u8]) -> Result<Vec<Hop>, NetlinkE
     }
 }
 
-/// Where a route leads.
+/// The target of a route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Hop {
     /// An interface, by its index.
@@ -249,7 +249,7 @@ fn next_hop(body: &[u8]) -> Option<(u32, Object)> {
     const GROUP: u16 = 2;
     const BLACK_HOLE: u16 = 4;
     const INTERFACE: u16 = 5;
-    // Of a VXLAN's table: no route uses it.
+    // An entry of a VXLAN's table: no route uses it.
     const FORWARDING: u16 = 11;
     let (mut number, mut object) = (None, None);
     for attribute in Attributes(body.get(8..)?) {

@@ -8,7 +8,7 @@ use rustix::event::Timespec;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// How many entries a socket's rings have: powers of two.
+/// The number of entries in each ring of a socket: powers of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingSizes {
     /// The fill ring: chunks that the kernel may write packets to.
@@ -42,8 +42,8 @@ pub struct SocketStats {
     pub dropped: u64,
     /// Dropped because the receive ring was full.
     pub receive_ring_full: u64,
-    /// How often the fill ring was empty when the kernel needed a chunk. In copy mode such a packet
-    /// is dropped.
+    /// The number of times that the fill ring was empty when the kernel needed a chunk. In copy
+    /// mode such a packet is dropped.
     pub fill_ring_empty: u64,
     /// Entries of the fill ring that the kernel refused.
     pub fill_invalid: u64,
@@ -107,7 +107,7 @@ impl RawSocket {
         xdp::bind(self.fd(), interface.index(), queue, zero_copy, need_wakeup).map_err(at("bind"))
     }
 
-    /// Has the kernel poll the driver for up to `time` and `budget` packets in each call, instead
+    /// Makes the kernel poll the driver for up to `time` and `budget` packets in each call, instead
     /// of waiting for interrupts.
     ///
     /// # Errors
@@ -151,7 +151,7 @@ impl RawSocket {
         xdp::wait(self.fd(), writable, limit).map_err(at("poll"))
     }
 
-    /// Has the kernel process the transmit ring.
+    /// Makes the kernel process the transmit ring.
     ///
     /// # Errors
     /// [`CallError`]: `EAGAIN`, `EBUSY` or `ENOBUFS` if it could not now.
@@ -159,7 +159,7 @@ impl RawSocket {
         xdp::kick_transmit(self.fd()).map_err(at("sendto"))
     }
 
-    /// Has the driver look at the fill ring.
+    /// Makes the driver check the fill ring.
     ///
     /// # Errors
     /// As [`kick_transmit`](Self::kick_transmit).

@@ -49,7 +49,7 @@ fn pages_never_returned_are_named_after_the_socket_is_closed() {
     assert!(closed.holders().is_empty());
 }
 
-/// By `receive` alone: a wait refills the ring as well.
+/// With `receive` alone: a wait refills the ring as well.
 #[test]
 fn reception_goes_on_when_pages_come_back_from_another_thread() {
     let Some(wire) = Wire::new(1, 1500) else { return };
@@ -254,7 +254,7 @@ fn any_refusal_of_the_driver_leads_to_the_generic_mode() {
     run("ip link set dev v0 up");
     run("ip link set dev v1 up");
     check("os error 28", "queues");
-    // At the other end, which has more queues here than there are there, the driver runs it.
+    // At the end that has more queues, the driver runs it.
     assert_eq!(Redirect::attach(&wire.near()).unwrap().attached(), Attached::Native);
 }
 

@@ -219,7 +219,7 @@ fn a_socket_that_polls_the_driver_receives_kernel_packets() {
     assert!(generator.send(&packet[..13], 1).is_err(), "shorter than a header");
     let (mut packets, mut received) = (Vec::new(), 0);
     for _ in 0..100 {
-        // As many as the driver has room for.
+        // Sends as many as the driver has room for.
         if let Err(error) = generator.send(&packet, 64) {
             assert_eq!(error.errno.raw(), 22, "{error}");
             eprintln!("SKIPPED: needs Linux 5.18, for packets made by the kernel");
