@@ -61,7 +61,7 @@ pub(crate) enum Failure {
         target: String,
         /// Its capacity.
         capacity: u64,
-        /// How many bytes are needed.
+        /// The number of bytes needed.
         needed: u64,
     },
     /// The source has grown.
@@ -100,7 +100,7 @@ pub(crate) enum Failure {
     /// A file of `check` cannot be used.
     #[error("cannot {attempt} {name}: {error}{}", output::advice_or(error, ""))]
     CheckFile {
-        /// What was attempted.
+        /// The attempted operation.
         attempt: &'static str,
         /// The file.
         name: String,

@@ -155,7 +155,7 @@ impl Histogram {
 /// The figures of a histogram, in nanoseconds.
 #[derive(Clone, PartialEq, Debug, Default, serde::Serialize)]
 pub(crate) struct Latency {
-    /// How many values were counted.
+    /// The number of values.
     pub(crate) count: u64,
     /// The minimum.
     pub(crate) min_ns: u64,
@@ -225,7 +225,7 @@ mod tests {
         let mut histogram = Histogram::default();
         assert_eq!((histogram.min(), histogram.max, histogram.percentile(99.0)), (0, 0, 0));
         assert_eq!(histogram.deviation(), 0.0);
-        // No figure is outside of what was recorded.
+        // No figure is outside the range of the recorded values.
         histogram.record(Duration::MAX);
         assert_eq!((histogram.min(), histogram.percentile(1.0)), (u64::MAX, u64::MAX));
     }

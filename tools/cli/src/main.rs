@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Runs what the command line asks for; returns the exit code.
+/// Executes the command line; returns the exit code.
 fn parse() -> Result<ExitCode, Failure> {
     match Cli::try_parse().map_err(args::foreign::with_alternative) {
         Ok(cli) => {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// The most columns of the live line.
 const COLUMNS: usize = 80;
-/// How often it is drawn.
+/// The interval at which it is drawn.
 const REDRAW: Duration = Duration::from_millis(200);
 /// The time over which the rates are those of, at least.
 const WINDOW: Duration = Duration::from_secs(1);
@@ -35,9 +35,9 @@ pub(crate) struct Progress {
 /// The end of a phase: the first limit that is reached.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct End {
-    /// So many bytes.
+    /// After this many bytes.
     pub(crate) bytes: Option<u64>,
-    /// This time.
+    /// After this time.
     pub(crate) time: Option<Duration>,
 }
 

@@ -19,16 +19,16 @@ fn is_absent(ns: &f64) -> bool {
     *ns == 0.0
 }
 
-/// From how many requests on the time of one is stated: with fewer it is that of the start and of
-/// waiting.
+/// The number of requests from which on the time of one is stated: with fewer it is dominated by
+/// the start and by waiting.
 const ENOUGH: u64 = 1000;
 
 /// The processor time of a workload.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct CpuReport {
-    /// In the program, seconds.
+    /// The time in the program, seconds.
     pub(crate) user_seconds: f64,
-    /// In the kernel, seconds.
+    /// The time in the kernel, seconds.
     pub(crate) system_seconds: f64,
     /// Both per request, ns; absent with too few of them.
     #[serde(skip_serializing_if = "is_absent")]
@@ -63,10 +63,10 @@ pub(crate) struct RequestReport {
     pub(crate) requests: u64,
     /// Bytes that they moved.
     pub(crate) bytes: u64,
-    /// From the call until the request is submitted, with the system call or doorbell, which many
-    /// requests share; of a file in `copy`, until it is queued.
+    /// The time from the call until the request is submitted, with the system call or doorbell,
+    /// which many requests share; for a file in `copy`, until it is queued.
     pub(crate) queueing: Latency,
-    /// From there until the program owns the buffer again.
+    /// The time from there until the program owns the buffer again.
     pub(crate) completion: Latency,
     /// The sum of both.
     pub(crate) total: Latency,

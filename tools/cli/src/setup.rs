@@ -1,5 +1,5 @@
-//! From the command line to open targets and the memory stack of a run. Impossible requests are
-//! rejected here.
+//! The setup of a run, from the command line to open targets and the memory stack. Impossible
+//! requests are rejected here.
 //!
 //! | module | contents |
 //! | --- | --- |

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the program may take to end after the first signal.
+/// The time limit for the end of the program after the first signal.
 const GRACE: Duration = Duration::from_secs(10);
-/// How long further signals count as the first one: timeout(1) sends two, one to the program and
-/// one to its group.
+/// The time for which further signals count as the first one: timeout(1) sends two, one to the
+/// program and one to its group.
 const SAME: Duration = Duration::from_secs(1);
 /// The same for SIGINT, which a person sends: one that a parent passes on follows at once, a second
 /// Ctrl-C does not.

@@ -1,8 +1,8 @@
-//! What to write in place of an option of another program: fio's in `io`, other servers' in `serve`.
+//! The replacements for options of other programs: fio's in `io`, other servers' in `serve`.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Where all of fio's options and job files work.
+/// The program with which all of fio's options and job files work.
 pub(crate) const ENGINE: &str = "fio itself runs on Pinfold, with all its options and job files, by its engine libpinfold-fio.so \
                                  (docs/io.md, \"fio\")";
 
@@ -149,7 +149,7 @@ mod tests {
             );
             assert!(!text.contains("similar argument"), "{text}");
         }
-        // Of which there is nothing here.
+        // Options without a counterpart here.
         for option in [
             "--steadystate=iops:0.3%",
             "--loops=2",
@@ -186,7 +186,7 @@ mod tests {
             let guessed = guessed.and_then(|rest| rest.split('\'').next());
             assert_eq!(guessed, guess, "{text}");
         }
-        // Of other options all guesses stay.
+        // For other options, all guesses stay.
         let text = refusal(&["pinfold", "io", "soft:1M", "--protect=stric"]);
         assert!(text.contains("'strict'"), "{text}");
     }

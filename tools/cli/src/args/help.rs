@@ -6,9 +6,9 @@ use std::io;
 
 /// The text after the options.
 pub(super) struct Help {
-    /// That of `--help`.
+    /// The text of `--help`.
     pub(super) long: &'static str,
-    /// That of `-h`: the examples alone, with which the other ends, too.
+    /// The text of `-h`: the examples alone, with which the other ends, too.
     pub(super) examples: &'static str,
 }
 

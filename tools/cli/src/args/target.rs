@@ -17,7 +17,7 @@ pub(crate) const KNOWN: &str = "file:PATH (or a bare path), soft:SIZE, soft:IMAG
 pub(crate) const KNOWN: &str =
     "file:PATH (or a bare path), soft:SIZE, soft:IMAGE, vfio:BDF[/NSID], vtd:BDF[/NSID]";
 
-/// What a real controller is opened through.
+/// The interface through which a real controller is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Via {
     /// The kernel keeps the IOMMU's table.
@@ -123,7 +123,7 @@ pub(crate) enum TargetSpec {
     SoftImage(PathBuf, SoftOptions),
     /// A real controller.
     Pci {
-        /// What it is opened through.
+        /// The interface.
         via: Via,
         /// Its PCI address.
         bdf: Bdf,

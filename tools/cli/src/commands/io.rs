@@ -281,7 +281,7 @@ const SPARE_DEPTH: usize = 16;
 /// Returns how many buffers of a job take the place of those that are held until their flush has
 /// completed. Without them the controller would have fewer requests meanwhile.
 fn spare(protect: Protect, jobs: usize, depth: usize, block: usize) -> usize {
-    // Where there are more jobs than processors, others run while one waits.
+    // With more jobs than processors, others run while one waits.
     let runs_alone =
         std::thread::available_parallelism().is_ok_and(|processors| jobs < processors.get());
     match protect {
@@ -335,7 +335,7 @@ impl Run<'_, '_> {
         };
         let end = End {
             bytes: requests.map(|requests| requests.saturating_mul(block as u64)),
-            // Of a verified run each pass lasts as long.
+            // Each pass of a verified run lasts this long.
             time: runtime
                 .filter(|_| task.verify.is_none())
                 .map(|runtime| runtime.saturating_add(ramp)),

@@ -184,7 +184,7 @@ struct PoolsReport<'a> {
     pools: &'a [PoolReport],
 }
 
-/// Takes the options out of an error, which the user did not write and cannot lower.
+/// Removes from an error the options that the user did not write and cannot lower.
 fn without_options(failure: Failure) -> Failure {
     match failure {
         Failure::Open(OpenError::Memory(error)) => OpenError::Memory(error.of_fixed_sizes()).into(),

@@ -28,9 +28,9 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the live line is drawn and the end is looked for.
+/// The interval at which the live line is drawn and the end is checked.
 const TICK: Duration = Duration::from_millis(50);
-/// How often queues that were added are looked for.
+/// The interval of checks for added queues.
 const QUEUES: Duration = Duration::from_secs(1);
 /// The holder of packets that wait to be written.
 const HOLDER: &str = "capture";
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     // Before the files are finished: the network is the kernel's again.
     drop(redirect);
     drop(sockets);
-    // However it ended: what was received is in the files and in the report.
+    // However it ended, the received packets are in the files and in the report.
     let (written, captured) = capture.map(Capture::finish).unzip();
     let mut result = result.and(captured.unwrap_or(Ok(())).map_err(Failure::from));
     if let (Some(file), Some(spec)) = (file.flatten(), &args.to) {
@@ -226,7 +226,7 @@ fn open(
     queues.map(open).collect()
 }
 
-/// How reception ended.
+/// The end of reception.
 struct Ended {
     sockets: Vec<Socket>,
     /// Queues that the interface got meanwhile, from which nothing was received.
@@ -305,7 +305,7 @@ fn receive(
 /// Whether the interface gets queues while all of them are received: a driver spreads packets over
 /// all that it has.
 struct AllQueues {
-    /// How many are received; `None` if one was chosen.
+    /// The number of queues received; `None` if one was chosen.
     received: Option<u32>,
     added: u32,
     next: Instant,

@@ -81,7 +81,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
         }
     }
     line.finish_and_clear();
-    // However it ended: what the policies before have done.
+    // However it ended, the results of the earlier policies are reported.
     let failure = result.as_ref().err().map(Failure::line);
     let report = Report::new(path, args.timing, args.mapped, &trace, &by_policy, failure);
     let text = if args.json { report.to_json() } else { Ok(report.to_text()) };

@@ -31,7 +31,7 @@ use std::time::Instant;
 /// The least alignment that O_DIRECT is used with.
 const SECTOR: u64 = 512;
 
-/// Serves until a signal arrives, answers what is in flight, and prints the report.
+/// Serves until a signal arrives, answers the requests in flight, and prints the report.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let mut passed = Listener::passed()?;
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         return Err(ServeError::NoAddress.into());
     }
     match serve(args, plan(args, None)?, &mut passed, &interrupt) {
-        // By default there are as many threads as the controller has queues.
+        // The default number of threads is that of the controller's queues.
         Err(Failure::Open(OpenError::Queues { granted, .. }))
             if args.threads.is_none() && granted > 0 =>
         {

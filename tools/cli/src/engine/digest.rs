@@ -31,8 +31,8 @@ impl serde::Serialize for Hash {
     }
 }
 
-/// How much is copied out of a buffer at a time: it stays in the processor's cache while it is
-/// hashed.
+/// The number of bytes copied out of a buffer at a time: they stay in the processor's cache while
+/// they are hashed.
 const CHUNK: usize = 64 << 10;
 
 /// Returns the SHA-256 of the first `plan.total` bytes of `target`. The buffers are in `buffers`

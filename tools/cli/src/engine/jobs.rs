@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub(crate) struct Task {
     /// The workload of all jobs together.
     pub(crate) workload: Workload,
-    /// How every byte is checked, if it is.
+    /// The verification of every byte, if requested.
     pub(crate) verify: Option<VerifyOptions>,
 }
 

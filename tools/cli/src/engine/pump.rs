@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// The unit of ranges: the block of most file systems, and a multiple of every target's.
 const GRAIN: u64 = 4096;
-/// The most ranges that are told apart: beyond that, short holes become data.
+/// The most ranges that are distinguished: beyond that, short holes become data.
 const MAX_RANGES: usize = 1 << 16;
 
 /// The parts of a source that hold data, ascending and apart.
@@ -162,7 +162,7 @@ impl Transfer<'_> {
 /// The statistics of a pump.
 #[derive(Debug)]
 pub(crate) struct PumpStats {
-    /// How many bytes were written.
+    /// The number of bytes written.
     pub(crate) bytes: u64,
     /// From the first request to the end of the flush.
     pub(crate) elapsed: Duration,
@@ -308,7 +308,7 @@ impl<B: DataBuffer> Pump<'_, '_, B> {
         first
     }
 
-    /// Writes what was read, unless the pump has failed.
+    /// Writes the read data, unless the pump has failed.
     fn write(&mut self, read: Completion<B>, continues: bool) -> Result<(), EngineError> {
         let Completion { io, buffer, result } = read;
         let Some(mut buffer) = buffer else { return result.map(|_| ()).map_err(Into::into) };

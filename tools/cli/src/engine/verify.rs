@@ -17,13 +17,13 @@ use super::workload::{Observers, Workload, WorkloadStats, direction};
 use crate::targets::target::{Completion, DataBuffer, IoDirection, Target, TargetError};
 use std::time::Instant;
 
-/// How a workload is verified.
+/// The options of a verified workload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct VerifyOptions {
     /// The fewest bytes of one request, a multiple of the target's block; `Workload::block` is the
     /// most.
     pub(crate) min_block: usize,
-    /// How many blocks of a job may be written more than once.
+    /// The number of blocks of a job that may be written more than once.
     pub(crate) counted_blocks: u64,
 }
 
@@ -271,9 +271,9 @@ mod tests;
 
 // The expected content of every block of a region, and the blocks that are being read or written.
 
-/// How much is generated or compared at a time: it stays in the processor's cache.
+/// The number of bytes generated or compared at a time: they stay in the processor's cache.
 const CHUNK: usize = 32 << 10;
-/// How many extents are tried before a request waits for a completion.
+/// The number of extents tried before a request waits for a completion.
 const TRIES: usize = 16;
 /// The number of blocks of all jobs that have a count of their writes: 256 MiB of counts. The
 /// blocks that follow are written once.
@@ -284,7 +284,7 @@ pub(crate) const COUNTED_BLOCKS: u64 = 64 << 20;
 pub(super) struct Extent {
     /// The first.
     pub(super) first: u64,
-    /// How many, at least one.
+    /// The number of blocks, at least one.
     pub(super) blocks: usize,
 }
 
@@ -302,11 +302,11 @@ pub(super) struct Ledger {
     start: u64,
     block: usize,
     blocks: u64,
-    /// How many blocks from the start have been written at least once.
+    /// The number of blocks from the start that have been written at least once.
     written: u64,
-    /// How often each of the first blocks was written.
+    /// The number of writes of each of the first blocks.
     writes: Vec<u32>,
-    /// How many requests are in flight by first block and length, and their direction: at most one
+    /// The number of requests in flight by first block and length, and their direction: at most one
     /// write.
     in_flight: BTreeMap<(u64, usize), (IoDirection, u32)>,
     /// The most blocks of a request so far.
@@ -330,7 +330,7 @@ impl Ledger {
         self.written * self.block as u64
     }
 
-    /// Shortens the region to what has been written.
+    /// Shortens the region to its written part.
     pub(super) fn limit_to_written(&mut self) {
         self.blocks = self.written;
     }
@@ -418,7 +418,7 @@ impl Ledger {
         }
     }
 
-    /// Counts one more write of each block, and fills `buffer` with what they hold from now on.
+    /// Counts one more write of each block, and fills `buffer` with their new content.
     pub(super) fn write<B: DataBuffer>(
         &mut self,
         extent: Extent,
@@ -442,7 +442,7 @@ impl Ledger {
         (0..extent.blocks).try_for_each(|at| buffer.write_at(at * self.block, &[0; 8]))
     }
 
-    /// Compares `buffer` with what a read of `extent` must return.
+    /// Compares `buffer` with the expected content of `extent`.
     pub(super) fn compare<B: DataBuffer>(
         &mut self,
         extent: Extent,
@@ -468,7 +468,8 @@ impl Ledger {
         Err(EngineError::Mismatch { target: target.to_owned(), at, block: self.block, writes })
     }
 
-    /// Returns the SHA-256 of what the region must hold; `None` if `expired` returns true before.
+    /// Returns the SHA-256 of the region's expected content; `None` if `expired` returns true
+    /// before.
     pub(super) fn hash(&mut self, expired: impl Fn() -> bool) -> Option<Hash> {
         let mut hasher = Sha256::new();
         let whole = Extent { first: 0, blocks: usize::try_from(self.blocks).ok()? };

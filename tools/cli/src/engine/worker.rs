@@ -18,9 +18,9 @@ pub(crate) struct RequestStats {
     pub(crate) requests: u64,
     /// Bytes that they moved.
     pub(crate) bytes: u64,
-    /// From the call until the target has submitted the request.
+    /// The time from the call until the target has submitted the request.
     pub(crate) queueing: Histogram,
-    /// From there until the program owns the buffer again.
+    /// The time from there until the program owns the buffer again.
     pub(crate) completion: Histogram,
     /// The sum of both.
     pub(crate) total: Histogram,
@@ -188,7 +188,7 @@ impl<'t, B> Worker<'t, B> {
         self.target.completion_fd()
     }
 
-    /// Passes what has completed to `each`, and returns how many requests that were.
+    /// Passes completed requests to `each`, and returns how many there were.
     fn pass_on(&mut self, each: impl FnMut(Completion<B>)) -> usize {
         let count = self.completed.len();
         if count > 0 {
@@ -221,12 +221,12 @@ impl<'t, B> Worker<'t, B> {
         }
     }
 
-    /// Gives requests up, as [`Target::abandon_retries_of`] does.
+    /// Abandons requests, as [`Target::abandon_retries_of`] does.
     pub(crate) fn abandon_retries_of(&mut self, given_up: &mut dyn FnMut(&Io) -> bool) {
         self.target.abandon_retries_of(given_up);
     }
 
-    /// Makes what was written durable, as [`Target::sync`] does. Returns how long it took.
+    /// Makes written data durable, as [`Target::sync`] does. Returns how long it took.
     pub(crate) fn sync(&mut self, interrupt: &Interrupt) -> Result<Duration, TargetError> {
         let began = Instant::now();
         self.target.sync(interrupt)?;
@@ -243,7 +243,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// The figures of a series of samples.
 #[derive(Clone, Copy, PartialEq, Debug, Default, serde::Serialize)]
 pub(crate) struct Series {
-    /// How many samples there were.
+    /// The number of samples.
     pub(crate) samples: u64,
     /// The minimum.
     pub(crate) min: f64,
@@ -405,7 +405,7 @@ pub(crate) enum EngineError {
         name: String,
         /// The first byte that was missing.
         at: u64,
-        /// How many bytes were expected.
+        /// The number of bytes expected.
         expected: u64,
     },
     /// A target ended within a request that was inside of it at the start.
@@ -423,7 +423,7 @@ pub(crate) enum EngineError {
         /// The request's length.
         len: usize,
     },
-    /// `io --verify` read data that differs from what was written.
+    /// `io --verify` read data that differs from the written data.
     #[error(
         "{target}: byte {at} differs from what was written there (block {}, written {writes} times): the device, or \
          the memory it was read into, is faulty", at / *block as u64
@@ -435,7 +435,7 @@ pub(crate) enum EngineError {
         at: u64,
         /// The size of a block that is checked as one, bytes.
         block: usize,
-        /// How often the block was written by this run.
+        /// The number of writes of the block by this run.
         writes: u32,
     },
     /// A thread could not be started.
@@ -443,7 +443,7 @@ pub(crate) enum EngineError {
     NoThread {
         /// The job, from 1.
         job: usize,
-        /// How many jobs were requested.
+        /// The number of jobs requested.
         jobs: usize,
         /// The system's error, and the limit that refused it.
         error: String,
@@ -464,7 +464,7 @@ impl EngineError {
         if interrupt.is_raised() { Self::Interrupted } else { error.into() }
     }
 
-    /// Of `target`, `io` transferred only `got` bytes.
+    /// Returns the error for `io` on `target`, which transferred only `got` bytes.
     pub(crate) fn short(target: &str, io: &Io, got: usize) -> Self {
         let (offset, len) = (io.offset, io.len);
         Self::Short {

@@ -15,7 +15,7 @@ pub(crate) struct Workload {
     pub(crate) rw: Rw,
     /// Bytes of one request.
     pub(crate) block: usize,
-    /// Where the region of the target begins, bytes.
+    /// The start of the region of the target, bytes.
     pub(crate) start: u64,
     /// The length of the region in blocks; at least one.
     pub(crate) blocks: u64,
@@ -29,9 +29,9 @@ pub(crate) struct Workload {
     pub(crate) rwmixread: u8,
     /// The most bytes per second of each direction.
     pub(crate) rate: Option<u64>,
-    /// How many requests of a job the target has at a time, as far as there are buffers.
+    /// The most requests of a job at the target, as far as there are buffers.
     pub(crate) depth: usize,
-    /// How much further on the next job's region begins, bytes.
+    /// The distance between the regions of consecutive jobs, bytes.
     pub(crate) increment: u64,
     /// The seed of the random numbers, different for each job.
     pub(crate) seed: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Workload {
 /// The statistics of a workload.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WorkloadStats {
-    /// From the first request, or the end of the ramp time, to the last completion.
+    /// The time from the first request, or the end of the ramp time, to the last completion.
     pub(crate) elapsed: Duration,
     /// Its requests.
     pub(crate) requests: WorkerStats,
@@ -135,7 +135,7 @@ impl Throttle {
     }
 }
 
-/// How long a throttled workload sleeps at most before it checks for completions and signals.
+/// The longest sleep of a throttled workload before it checks for completions and signals.
 const NAP: Duration = Duration::from_micros(200);
 
 /// Runs `workload`, and returns what was done with how it ended. Buffers beyond its depth take the

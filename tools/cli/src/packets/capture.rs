@@ -18,15 +18,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How many packets wait for the file at most. Beyond that they are counted and not written.
+/// The most packets that wait for the file. Further ones are counted and not written.
 const WAITING: usize = 1024;
-/// How long after the last packet the file has it.
+/// The longest time from the last packet until the file has it.
 const IDLE: Duration = Duration::from_millis(100);
-/// How many bytes are written at a time.
+/// The number of bytes written at a time.
 const BUFFER: usize = 1 << 20;
-/// How often a FIFO without a reader, or with one that does not read, is tried.
+/// The time between two attempts on a FIFO without a reader, or with one that does not read.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long the reader of a FIFO may read nothing after the end of reception.
+/// The time for which the reader of a FIFO may read nothing after the end of reception.
 const STALLED: Duration = Duration::from_secs(2);
 
 /// Why packets could not be written.
@@ -68,7 +68,7 @@ pub(crate) struct Capture {
     thread: JoinHandle<Written>,
 }
 
-/// How many packets are in the file, and why there are no more.
+/// The number of packets in the file, and why there are no more.
 type Written = (u64, io::Result<()>);
 
 impl Capture {
@@ -194,7 +194,7 @@ struct Buffer {
 }
 
 impl Buffer {
-    /// Notes that a packet is complete.
+    /// Records that a packet is complete.
     fn complete(&mut self) -> io::Result<()> {
         self.ends.push(self.buffer.len());
         if self.buffer.len() < BUFFER { Ok(()) } else { self.flush() }

@@ -29,7 +29,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 #[derive(Debug)]
 pub(crate) struct Slots {
     next: AtomicU64,
-    /// How many the target has.
+    /// The number of slots of the target.
     limit: u64,
     /// When the run began, since 1970: it tells its slots from those of an earlier one.
     run: Duration,
@@ -147,7 +147,7 @@ impl<'t> Store<'t> {
         self.settle(socket, counts).and(polled)
     }
 
-    /// As [`collect`](Self::collect), after waiting for a completion.
+    /// Like [`collect`](Self::collect), after waiting for a completion.
     pub(super) fn wait(
         &mut self,
         socket: &mut Socket,
@@ -210,7 +210,7 @@ impl std::fmt::Debug for Store<'_> {
 
 // The target of `receive --to`: its memory, its file, and how it is opened.
 
-/// How many requests of a queue are in flight at most.
+/// The most requests in flight of a queue.
 pub(crate) const DEPTH: usize = 256;
 
 /// The memory that packets are received into, in the address space of the target's controller.
@@ -262,7 +262,7 @@ impl<'a> Destination<'a> {
         &self.stack.data
     }
 
-    /// Creates the file, or finds the image. `replace` allows what it holds to be overwritten.
+    /// Creates the file, or finds the image. `replace` allows its content to be overwritten.
     pub(crate) fn resolve(&self, replace: bool) -> Result<(ResolvedTarget, Option<File>), Failure> {
         let spec = self.spec;
         Ok(match spec {

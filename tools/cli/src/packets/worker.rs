@@ -13,13 +13,13 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-/// How many packets are handled at a time.
+/// The number of packets handled at a time.
 const BATCH: u64 = 64;
-/// How long a thread waits for a packet before it looks whether it is to end.
+/// The time that a thread waits for a packet before it checks whether to end.
 const WAIT: Duration = Duration::from_millis(50);
 /// The same while packets are being stored, whose pages are to return soon.
 const WAIT_STORING: Duration = Duration::from_millis(1);
-/// How often the figures of the live line are renewed.
+/// The interval at which the figures of the live line are renewed.
 const PUBLISH: Duration = Duration::from_millis(200);
 
 /// The state that the threads share.
@@ -27,7 +27,7 @@ const PUBLISH: Duration = Duration::from_millis(200);
 pub(crate) struct Shared {
     /// Raised to end all of them.
     pub(crate) stop: Interrupt,
-    /// How many packets may still be received.
+    /// The number of packets that may still be received.
     left: Option<Left>,
 }
 
@@ -91,7 +91,7 @@ pub(crate) enum Action<'t> {
     Store(Store<'t>),
 }
 
-/// The thread of one queue: its socket, and what it does.
+/// The thread of one queue: its socket, and its action.
 #[derive(Debug)]
 pub(crate) struct Worker<'s> {
     socket: Socket,
@@ -101,7 +101,7 @@ pub(crate) struct Worker<'s> {
     published: &'s Mutex<Option<Snapshot>>,
     /// The interface is gone or down: nothing can be sent.
     is_gone: bool,
-    /// How many replies have been queued for sending.
+    /// The number of replies queued for sending.
     queued: u64,
 }
 
@@ -340,7 +340,7 @@ impl Budget {
     /// The most bytes that a queue gets by default.
     pub(crate) const MOST: u64 = 32 << 20;
 
-    /// Returns what was requested for a queue, with rings of the usual size.
+    /// Returns the requested memory of a queue, with rings of the usual size.
     pub(crate) fn explicit(bytes: u64) -> Self {
         Self { bytes, ring: Options::DEFAULT_RING }
     }

@@ -20,9 +20,9 @@ pub(crate) struct CopyReport {
     pub(crate) destination: String,
     /// The third target, as named on the command line.
     pub(crate) via: Option<String>,
-    /// How many bytes were to be copied.
+    /// The number of bytes to copy.
     pub(crate) bytes: u64,
-    /// How many of them are holes of the source.
+    /// The bytes of those that are holes of the source.
     pub(crate) hole_bytes: u64,
     /// Bytes of one request.
     pub(crate) block_bytes: u64,
@@ -61,7 +61,7 @@ pub(crate) struct PhaseReport {
     pub(crate) from: String,
     /// The destination.
     pub(crate) to: String,
-    /// How many bytes.
+    /// The number of bytes.
     pub(crate) bytes: u64,
     /// From the first request to the end of the flush.
     pub(crate) seconds: f64,
@@ -115,7 +115,7 @@ impl CopyReport {
         out
     }
 
-    /// Appends what was copied, and how fast.
+    /// Appends the amount copied, and the rate.
     fn heading(&self, out: &mut String) {
         let via = self.via.as_ref().map(|via| format!(", through {via}")).unwrap_or_default();
         let _ = writeln!(out, "{} -> {}{via}", self.source, self.destination);

@@ -32,13 +32,13 @@ pub(crate) struct IoReport {
     pub(crate) min_block_bytes: u64,
     /// The most requests in flight of one job.
     pub(crate) iodepth: u64,
-    /// How many jobs there were, each with a queue.
+    /// The number of jobs, each with a queue.
     pub(crate) numjobs: u64,
     /// The start of the part of the target that was used.
     pub(crate) offset_bytes: u64,
-    /// How many bytes of the target each job used; all together, if they verified it.
+    /// The bytes of the target that each job used; all together, if they verified it.
     pub(crate) size_bytes: u64,
-    /// How much further on the part of each next job began.
+    /// The distance between the parts of consecutive jobs.
     pub(crate) offset_increment_bytes: u64,
     /// The duration.
     pub(crate) seconds: f64,
@@ -75,7 +75,7 @@ pub(crate) struct IoParameters {
     pub(crate) min_block: u64,
     /// The most requests in flight of one job.
     pub(crate) iodepth: u64,
-    /// How many jobs there were.
+    /// The number of jobs.
     pub(crate) numjobs: u64,
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct DirectionReport {
 /// The flushes of a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct FlushReport {
-    /// How many completed.
+    /// The number of completed flushes.
     pub(crate) requests: u64,
     /// From the call until the flush has completed.
     pub(crate) total: Latency,

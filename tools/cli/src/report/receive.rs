@@ -24,13 +24,13 @@ pub(crate) struct ReceiveReport {
     pub(crate) queues_added: u32,
     /// The first header of packets: `ethernet` or `raw-ip`.
     pub(crate) link: &'static str,
-    /// Where they were received: `native`, in the driver, or `generic`, in the network stack.
+    /// The place of reception: `native`, in the driver, or `generic`, in the network stack.
     pub(crate) xdp: &'static str,
     /// Whether the driver wrote to the pages itself.
     pub(crate) zero_copy: bool,
-    /// How many queues transmit, if the driver says so.
+    /// The number of transmit queues, if the driver reports it.
     pub(crate) transmit_queues: Option<u32>,
-    /// Where VLAN tags are: `in-packet`, `removed` by an offload, or `unknown`.
+    /// The place of VLAN tags: `in-packet`, `removed` by an offload, or `unknown`.
     pub(crate) vlan_tags: &'static str,
     /// Memory for packets in bytes, and entries of a ring, of each queue.
     pub(crate) memory_per_queue: u64,
@@ -282,7 +282,7 @@ impl ReceiveReport {
     }
 }
 
-/// Returns what is known before the first packet.
+/// Returns the notices known before the first packet.
 pub(crate) fn notes_at_start(
     args: &ReceiveArgs,
     interface: &Interface,

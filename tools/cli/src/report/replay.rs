@@ -76,7 +76,7 @@ struct Replayed {
 }
 
 impl<'t> Row<'t> {
-    /// The name of what was recorded, among the policies.
+    /// The name of the recorded addresses, among the policies.
     pub(crate) const RECORDED: &'static str = "recorded";
 
     fn recorded(device: &'t Device) -> Self {
@@ -234,7 +234,7 @@ impl<'t> Report<'t> {
     }
 }
 
-/// Appends what a device did.
+/// Appends the operations of a device.
 fn counts(out: &mut String, line: &DeviceLine<'_>) {
     let Counts { maps, unmaps, lists, never_unmapped, peak_mappings, peak_bytes, .. } =
         *line.counts;
@@ -275,7 +275,7 @@ fn counts(out: &mut String, line: &DeviceLine<'_>) {
     }
 }
 
-/// Appends what the addresses need.
+/// Appends the table pages that the addresses need.
 fn addresses(out: &mut String, rows: &[Row<'_>]) {
     let _ = writeln!(
         out,

@@ -16,7 +16,7 @@ pub(crate) struct Listening {
     command: &'static str,
     /// The target, as named on the command line.
     target: String,
-    /// How many bytes are served.
+    /// The number of bytes served.
     bytes: u64,
     /// The address, as NBD clients write it; the first one if there are several.
     listening: String,
@@ -77,7 +77,7 @@ pub(crate) struct ServeReport {
     pub(crate) command: &'static str,
     /// The target, as named on the command line.
     pub(crate) target: String,
-    /// How long clients could connect.
+    /// The time for which clients could connect.
     pub(crate) seconds: f64,
     /// The clients and their requests.
     pub(crate) clients: ServeStats,
@@ -100,7 +100,7 @@ pub(crate) struct ServeReport {
 }
 
 impl ServeReport {
-    /// Creates the report of what was `served` in `elapsed`.
+    /// Creates the report of the statistics `served` in `elapsed`.
     pub(crate) fn new(
         target: String,
         elapsed: Duration,

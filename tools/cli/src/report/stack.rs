@@ -75,7 +75,7 @@ pub(crate) struct MemoryReport {
     pub(crate) cost: Option<&'static str>,
     /// Why its pages are not locked in memory, if they are not.
     pub(crate) not_locked: Option<String>,
-    /// How much of it is in use.
+    /// The part of it that is in use.
     #[serde(flatten, serialize_with = "counters")]
     pub(crate) stats: ArenaStats,
     /// The sources that were tried before, and why they are unavailable.
@@ -128,7 +128,7 @@ pub(crate) struct RefusedReport {
 pub(crate) struct DeviceReport {
     /// The target, as named on the command line.
     pub(crate) name: String,
-    /// How many queues were used.
+    /// The number of queues used.
     pub(crate) queues: u64,
     /// Whether a wait sleeps until an interrupt (without `--poll`) or polls.
     pub(crate) by_interrupt: bool,

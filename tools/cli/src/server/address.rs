@@ -1,11 +1,11 @@
-//! Where clients connect, as the user names it.
+//! The address where clients connect, as the user names it.
 
 use std::ffi::OsString;
 use std::fmt::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-/// Where clients connect.
+/// The address where clients connect.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum NbdAddress {
     /// A Unix socket.

@@ -19,14 +19,13 @@ const MAX_OUTGOING: usize = 1024;
 /// keep a device busy, and so little that payloads are still in the processor's cache when they are
 /// sent.
 const WINDOW: usize = 2 << 20;
-/// How long a client may take for its handshake, and how long a client may hold memory that others
-/// wait for.
+/// The time limit of a client's handshake, and of a client's hold on memory that others wait for.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 30 });
-/// How many bytes count as progress of a client whose memory others wait for: a byte now and then
-/// does not, and neither does what the target completes.
+/// The bytes that count as progress of a client whose memory others wait for. Single bytes now and
+/// then do not, and neither do completions of the target.
 const PROGRESS: usize = 64 << 10;
 
-/// Where a connection is in the protocol.
+/// The protocol phase of a connection.
 pub(super) enum Phase {
     /// Options are being negotiated.
     Handshake(Handshake),
@@ -38,11 +37,11 @@ pub(super) enum Phase {
 pub(super) struct Receiving {
     /// The operation.
     pub(super) operation: Key,
-    /// Where in the export the buffer's first byte goes.
+    /// The offset of the buffer's first byte in the export.
     pub(super) offset: u64,
     /// The buffer, once there is one.
     pub(super) buffer: Option<Buffer>,
-    /// How many bytes it will hold, and how many it holds.
+    /// The number of bytes that it will hold, and that it holds.
     pub(super) wanted: usize,
     pub(super) filled: usize,
     /// The request is refused: the rest is discarded, and the reply follows it.
@@ -144,7 +143,7 @@ impl Connection {
         matches!(self.phase, Phase::Handshake(_))
     }
 
-    /// Notes that the client has sent or taken bytes, which is no progress until they are
+    /// Records that the client has sent or taken bytes, which is no progress until they are
     /// [`PROGRESS`].
     pub(super) fn note_moved(&mut self, bytes: usize) {
         self.moved += bytes;
@@ -153,17 +152,17 @@ impl Connection {
         }
     }
 
-    /// Notes that the client has taken replies, or sent all of a payload: if nothing else is to be
-    /// taken or sent, the server no longer waits for it.
+    /// Records that the client has taken replies, or sent all of a payload: if nothing else is to
+    /// be taken or sent, the server no longer waits for it.
     pub(super) fn note_done(&mut self) {
         if !self.has_output() && self.receiving.is_none() {
             (self.waiting_since, self.moved) = (None, 0);
         }
     }
 
-    /// Notes whether the server waits for the client: to take replies that its socket has no space
-    /// for, or to send the rest of a payload for which there is memory. Its requests at the target
-    /// do not matter.
+    /// Records whether the server waits for the client: to take replies that its socket has no
+    /// space for, or to send the rest of a payload for which there is memory. Its requests at the
+    /// target do not matter.
     pub(super) fn note_waiting(&mut self, now: Duration) {
         let takes = self.has_output() && !self.writable;
         let sends = self.receiving.as_ref().is_some_and(|receiving| receiving.buffer.is_some())
@@ -206,13 +205,13 @@ impl Connection {
         !self.gone && (!self.outgoing.is_empty() || self.stream.has_unsent())
     }
 
-    /// Notes that the client takes no more replies. The bytes that it had sent before are still to
-    /// be received.
+    /// Records that the client takes no more replies. The bytes that it had sent before are still
+    /// to be received.
     pub(super) fn note_gone(&mut self) {
         (self.gone, self.hung_up, self.readable) = (true, true, true);
     }
 
-    /// Notes that nothing more has arrived: nothing will, of a client that is gone.
+    /// Records that nothing more has arrived: nothing will, from a client that is gone.
     pub(super) fn note_empty(&mut self) -> Result<(), Ended> {
         self.readable = false;
         if self.gone && !self.stream.has_more() { Err(Ended::Closed) } else { Ok(()) }

@@ -74,7 +74,7 @@ pub(crate) enum ServeError {
     Command {
         /// The command.
         command: String,
-        /// How it ended.
+        /// The exit status of the command.
         status: std::process::ExitStatus,
         /// The exit code as a shell reports it.
         code: u8,
@@ -138,7 +138,7 @@ pub(crate) enum ServeError {
     Buffers {
         /// The value.
         asked: u64,
-        /// How many threads there are.
+        /// The number of threads.
         threads: usize,
         /// The least.
         needed: u64,
@@ -161,8 +161,8 @@ impl ServeError {
 
 // Why a connection ends.
 
-/// How many errors, of the target and of clients, are logged as warnings; the others only on
-/// request.
+/// The number of errors, of the target and of clients, that are logged as warnings; the others only
+/// on request.
 pub(super) const WARNINGS: u64 = 10;
 
 /// Why a connection ends.
@@ -187,7 +187,7 @@ impl Ended {
     pub(super) fn is_violation(&self) -> bool {
         match self {
             Self::Closed => false,
-            // Of TLS; a socket has no such error.
+            // The error of TLS; a socket has no such error.
             Self::Broken(error) => error.kind() == io::ErrorKind::InvalidData,
             Self::Handshake(_) | Self::Request(_) => true,
         }

@@ -28,12 +28,12 @@ use std::time::Duration;
 
 /// The longest sleep of a server's event loop: how soon a signal is noticed, and nothing else.
 pub(crate) const MAX_SLEEP: Duration = Duration::from_millis(100);
-/// How often a connection that waits for memory tries again: another event loop may have returned
-/// some.
+/// The interval at which a connection that waits for memory tries again: another event loop may
+/// have returned some.
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
-/// How long the replies of the last requests may take after a signal.
+/// The time limit for the replies of the last requests after a signal.
 const DRAIN: Duration = Duration::from_secs(5);
-/// How long the loop rests after the target could not be polled.
+/// The pause of the loop after the target could not be polled.
 const AFTER_FAILURE: Duration = Duration::from_millis(10);
 /// The words of events that are no connection's.
 const WAKE: u64 = u64::MAX;
@@ -50,7 +50,7 @@ pub(crate) struct Shared<'s> {
     pub(crate) extents: Option<&'s ExtentFinder>,
     /// The server's part of TLS, without which no client is served, if there is one.
     pub(crate) tls: Option<&'s Arc<ServerConfig>>,
-    /// How many clients are connected to the server.
+    /// The number of clients connected to the server.
     pub(crate) connected: &'s AtomicUsize,
     /// Raised to end the server.
     pub(crate) interrupt: &'s Interrupt,
@@ -77,7 +77,7 @@ pub(crate) struct EventLoop<'s, 't> {
     service: Service<'s>,
 }
 
-/// What the clients of a thread are served with: memory, operations, and the target's queue.
+/// The resources of a thread for its clients: memory, operations, and the target's queue.
 pub(super) struct Service<'s> {
     pub(super) shared: Shared<'s>,
     pub(super) info: TargetInfo,
@@ -96,10 +96,10 @@ pub(super) struct Service<'s> {
     /// Connections that wait for memory, longest first; and those of them that are to try again.
     pub(super) starved: VecDeque<Key>,
     fed: VecDeque<Key>,
-    /// Where payloads of refused requests go.
+    /// The buffer for payloads of refused requests.
     pub(super) scratch: Box<[u8]>,
     pub(super) stats: ServeStats,
-    /// How many errors of the target were logged as warnings.
+    /// The number of errors of the target logged as warnings.
     pub(super) warned: u64,
     /// The bytes that the connection being served may still move in this iteration.
     pub(super) budget: usize,
@@ -307,7 +307,7 @@ impl<'s, 't> EventLoop<'s, 't> {
                 Ok(()) => client.is_done(),
                 Err(Ended::Closed) => {
                     self.service.abandon_receiving(client);
-                    // It may still read the replies to what it has requested.
+                    // It may still read the replies to its requests.
                     self.service.end(client);
                     client.is_done()
                 }
@@ -328,7 +328,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         }
     }
 
-    /// Takes what the target has completed, and submits what is queued there. Returns whether
+    /// Processes the target's completions, and submits requests queued there. Returns whether
     /// anything has completed.
     fn take_completions(&mut self) -> bool {
         let completed = &mut self.completed;
@@ -346,8 +346,8 @@ impl<'s, 't> EventLoop<'s, 't> {
         any
     }
 
-    /// Has nothing sent again that clients have departed from: it could be carried out seconds after
-    /// they left, and others would wait for it.
+    /// Abandons the retries of requests whose clients have departed: they could be carried out
+    /// seconds later, and others would wait for them.
     fn give_up_departed(&mut self) {
         if !std::mem::take(&mut self.service.departed) {
             return;
@@ -363,7 +363,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         self.service.departed = keys.into_iter().any(is_departed);
     }
 
-    /// Handles what the target has completed, at the offset in the export.
+    /// Handles a completion of the target, at the offset in the export.
     fn take_completed(&mut self, completion: Completion<Buffer>) {
         let base = self.service.shared.base;
         let io = Io { offset: completion.io.offset.saturating_sub(base), ..completion.io };
@@ -460,14 +460,14 @@ impl Service<'_> {
         !self.ready.is_empty() || !self.fed.is_empty()
     }
 
-    /// Has a client served in the next iteration.
+    /// Schedules a client for the next iteration.
     pub(super) fn list(&mut self, client: &mut Connection) {
         if !std::mem::replace(&mut client.listed, true) {
             self.ready.push_back(client.key);
         }
     }
 
-    /// Has the clients try again that wait for memory.
+    /// Makes the clients that wait for memory try again.
     pub(super) fn feed(&mut self) {
         self.fed.append(&mut self.starved);
     }

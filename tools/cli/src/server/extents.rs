@@ -18,7 +18,8 @@ use std::sync::mpsc::{Sender, channel};
 const MOST: usize = (PAGE - 24) / 8;
 /// `TMPFS_MAGIC` of statfs(2).
 const TMPFS: i64 = 0x0102_1994;
-/// How many pages of tmpfs one system call looks at in the time that the call itself takes.
+/// The number of pages of tmpfs that one system call examines in the time that the call itself
+/// takes.
 const PAGES_PER_CALL: u64 = 8;
 
 /// The extents of a range: the length and the state of each.
@@ -89,7 +90,7 @@ impl ExtentFinder {
         Ok(Self { questions })
     }
 
-    /// Has a question answered; returns it if the thread has ended.
+    /// Sends a question to the thread; returns it if the thread has ended.
     pub(super) fn ask(&self, question: Question) -> Result<(), Question> {
         self.questions.send(question).map_err(|unsent| unsent.0)
     }

@@ -24,14 +24,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-/// How soon a signal is noticed.
+/// The longest delay until a signal is noticed.
 const MAX_SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// How long to wait where the process or the machine has no descriptor left.
+/// The time to wait if the process or the machine has no descriptor left.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(100);
-/// How many ports are tried where any will do for all addresses of a name.
+/// The number of ports tried where any port will do for all addresses of a name.
 const ATTEMPTS: usize = 16;
-/// How long to wait for the lock of a folder, which servers hold for a moment, and how often to
-/// try.
+/// The time to wait for the lock of a folder, which servers hold for a moment, and the interval of
+/// attempts.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
@@ -317,7 +317,7 @@ impl Drop for Listener {
     }
 }
 
-/// Where an event loop receives its clients.
+/// The channel through which an event loop receives its clients.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     /// Its clients.

@@ -1,4 +1,4 @@
-//! A request at the target: the pieces that it consists of, and what becomes of them.
+//! A request at the target: the pieces that it consists of, and their progress.
 
 use super::payload::Key;
 use crate::targets::target::{Io, IoDirection};
@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 /// The present work of the target for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
-    /// It reads, or writes what is received.
+    /// It reads, or writes received data.
     Moving,
     /// It deallocates the range; `zeroes` if that is expected to zero it.
     Trimming {
@@ -42,10 +42,10 @@ pub(super) struct Operation {
     pub(super) request: Request,
     pub(super) structured: bool,
     pub(super) stage: Stage,
-    /// How many parts have not completed; the payload that is being received counts as one.
+    /// The number of parts that have not completed; the payload being received counts as one.
     pub(super) pending: usize,
-    /// How many parts the target has, and the bytes of their buffers, and of those that it has not
-    /// given back.
+    /// The number of parts at the target, with the bytes of their buffers, and of the buffers that
+    /// it has not returned.
     pub(super) at_target: usize,
     pub(super) lent: usize,
     pub(super) error: Option<ErrorNumber>,
@@ -53,7 +53,7 @@ pub(super) struct Operation {
     pub(super) is_cut_off: bool,
     /// The parts of a large read that are issued when earlier ones complete.
     pub(super) unissued: VecDeque<Issue>,
-    /// How far a read is that is answered part by part.
+    /// The progress of a read that is answered part by part.
     pub(super) streamed: Option<Streamed>,
     /// The buffers that a read has filled, each with its offset.
     pub(super) filled: Vec<(u64, Buffer, usize)>,
@@ -91,7 +91,7 @@ impl Operation {
         self.request.fua && writes && self.error.is_none() && self.stage != Stage::Flushing
     }
 
-    /// Notes an error; the first one is reported.
+    /// Records an error; the first one is reported.
     pub(super) fn fail(&mut self, error: ErrorNumber) {
         self.error = self.error.or(Some(error));
     }
@@ -169,7 +169,7 @@ impl Issues {
         None
     }
 
-    /// Notes that a request of `client` has left the target, or did not get there.
+    /// Records that a request of `client` has left the target, or did not get there.
     pub(super) fn note_returned(&mut self, client: Key) {
         if let Some(entry) = self.clients.get_mut(&client) {
             entry.at_target = entry.at_target.saturating_sub(1);
@@ -202,12 +202,12 @@ pub(crate) struct ServeStats {
     pub(crate) copied: u64,
     /// Bytes of payload sent, which include descriptions of extents.
     pub(crate) sent: u64,
-    /// How often a connection waited for memory.
+    /// The number of times that a connection waited for memory.
     pub(crate) memory_waits: u64,
     /// Bytes of payload memory that a controller which did not answer may still reach: they are not
     /// used again.
     pub(crate) lost: u64,
-    /// How often an event loop looked for events: ten times a second when idle.
+    /// The number of times that an event loop checked for events: ten times a second when idle.
     pub(crate) turns: u64,
     /// Event loops whose last flush failed.
     pub(crate) unflushed: u64,

@@ -19,7 +19,7 @@ pub(crate) enum Part {
     Payload {
         /// The buffer.
         buffer: Buffer,
-        /// How many of its bytes.
+        /// The number of its bytes.
         len: usize,
         /// The operation that reads its next part into the buffer.
         of: Option<Key>,
@@ -58,7 +58,7 @@ impl Part {
 #[derive(Default)]
 pub(crate) struct Outgoing {
     parts: VecDeque<Part>,
-    /// How much of the first one is sent.
+    /// The part of the first one that is sent.
     sent: usize,
     /// Parts that wait until the reply before them is complete.
     behind: Option<Vec<Part>>,
@@ -79,13 +79,13 @@ impl Outgoing {
         self.parts.push_back(part);
     }
 
-    /// Has further parts wait until the present reply is complete, all of whose parts come by
+    /// Holds further parts back until the present reply is complete, all of whose parts come by
     /// [`push_first`](Self::push_first).
     pub(crate) fn hold_back(&mut self) {
         self.behind.get_or_insert_default();
     }
 
-    /// Notes that the present reply is complete.
+    /// Records that the present reply is complete.
     pub(crate) fn release(&mut self) {
         self.parts.extend(self.behind.take().into_iter().flatten());
     }
@@ -100,7 +100,8 @@ impl Outgoing {
         self.parts.is_empty()
     }
 
-    /// Sends what the socket takes in one call, and passes the buffers of what is sent to `free`.
+    /// Sends as much as the socket takes in one call, and passes the buffers of sent data to
+    /// `free`.
     /// Returns the number of bytes, or `None` if the socket is full.
     ///
     /// # Errors

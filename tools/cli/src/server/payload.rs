@@ -12,7 +12,7 @@ use rustix::thread::CapabilitySet;
 pub(crate) const PIECE: usize = 256 << 10;
 /// A frame: the smallest buffer.
 pub(crate) const PAGE: usize = 4096;
-/// How many pages are taken in bulk.
+/// The number of pages allocated in bulk.
 const PAGES: usize = 64;
 
 /// Returns how much memory the buffers for `bytes` bytes take.
@@ -97,7 +97,7 @@ impl Payloads {
         }
     }
 
-    /// Notes that buffers of `bytes` bytes will not return: a controller may still reach them.
+    /// Records that buffers of `bytes` bytes will not return: a controller may still reach them.
     pub(crate) fn lose(&mut self, bytes: usize) {
         self.lost += bytes;
     }
@@ -131,8 +131,8 @@ impl Payloads {
     }
 }
 
-// How many threads a server has and how much memory: one budget for the whole server, from which
-// the rest follows.
+// The number of threads of a server, and its memory: both follow from one budget for the whole
+// server.
 
 /// The budget of a machine with enough memory.
 const USUAL: u64 = 64 << 20;
@@ -153,12 +153,12 @@ pub(crate) const MAX_PAYLOAD: u32 = 32 << 20;
 /// The resources of the machine that a server may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
-    /// How many threads can run at the same time.
+    /// The number of threads that can run at the same time.
     pub(crate) processors: usize,
     /// The memory that is available to this process, bytes.
     pub(crate) memory: u64,
-    /// How much of it may be locked, for a device that reaches it through an IOMMU; `None` without
-    /// a limit.
+    /// The part of it that may be locked, for a device that reaches it through an IOMMU; `None`
+    /// without a limit.
     pub(crate) lockable: Option<u64>,
 }
 
@@ -189,7 +189,7 @@ pub(crate) struct Asked {
 /// The threads of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Plan {
-    /// How many there are.
+    /// The number of threads.
     pub(crate) threads: usize,
     /// The payload memory of each, bytes.
     pub(crate) budget: usize,
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(arena.stats().frames_in_use, 0);
     }
 
-    /// However many clients keep what they have, there is some for the next one.
+    /// Some memory is left for the next client, however many keep theirs.
     #[test]
     fn the_next_client_finds_memory_however_many_there_are() {
         let arena = Arena::builder().size(16 << 20).source(Source::Plain).build_unmapped().unwrap();

@@ -1,4 +1,4 @@
-//! From a client's input to operations.
+//! The translation of a client's input to operations.
 
 use super::connection::{Connection, Phase, Receiving};
 use super::error::Ended;
@@ -266,11 +266,11 @@ impl Service<'_> {
         client.outgoing.push(Part::Payload { buffer, len: reply.len(), of: None });
     }
 
-    /// Has a connection wait for `bytes` of memory.
+    /// Makes a connection wait for `bytes` of memory.
     pub(super) fn starve(&mut self, client: &mut Connection, bytes: usize) {
         self.stats.memory_waits += 1;
         let now = self.now();
-        // Beyond what it gets alone, it waits for itself.
+        // Beyond its own share, it waits for itself.
         if client.held == 0 || client.held + bytes <= self.payloads.budget() / 2 {
             client.waits_since.get_or_insert(now);
         }
@@ -279,7 +279,7 @@ impl Service<'_> {
         }
     }
 
-    /// Takes memory for a client.
+    /// Allocates memory for a client.
     pub(super) fn take_memory(
         &mut self,
         client: &mut Connection,

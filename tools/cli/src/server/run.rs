@@ -29,16 +29,16 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
-/// How clients are served.
+/// The options of a server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServeOptions<'s> {
     /// The export that they see.
     pub(crate) export: &'s Export,
-    /// Where it begins in the target.
+    /// The start of the export in the target.
     pub(crate) base: u64,
     /// The file behind it, if it is one: for its extents.
     pub(crate) file: Option<&'s File>,
-    /// What others do to it.
+    /// The watch on changes by others.
     pub(crate) watch: Option<&'s Watch>,
     /// The server's part of TLS, if clients have to use it.
     pub(crate) tls: Option<&'s Arc<ServerConfig>>,

@@ -1,4 +1,4 @@
-//! Clients' sockets, of either kind, with TLS on them or without, and what has arrived on them.
+//! Clients' sockets, of either kind, with TLS on them or without, and received data.
 
 use super::error::ServeError;
 use rustix::net::sockopt::{set_socket_keepalive, set_socket_send_buffer_size};
@@ -197,12 +197,13 @@ pub(super) fn would_block(
 
 /// The bytes that one call receives: two records of the greatest length.
 const RECORDS: usize = 33 << 10;
-/// How many bytes may arrive beyond a multiple of the client's own: far more than a handshake has.
+/// The most bytes that may arrive beyond a multiple of the client's own: far more than a handshake
+/// has.
 const MOST_OVERHEAD: usize = 1 << 20;
-/// That multiple: a header of 28 bytes in a record of its own has less.
+/// The multiple: a header of 28 bytes in a record of its own has less.
 const OVERHEAD_EACH: usize = 4;
-/// How often one call takes records, of which the library takes 4 KiB at a time: small ones take
-/// long.
+/// The number of times that one call takes records, of which the library takes 4 KiB at a time:
+/// small ones take long.
 const MOST_TAKEN: usize = 16;
 /// The share of the budget that this costs.
 const TAKEN: usize = 16 << 10;
@@ -291,7 +292,7 @@ impl Tls {
             let mut rest = &mut **slice;
             while !rest.is_empty() {
                 match self.connection.reader().read(rest) {
-                    // The end comes after what was moved.
+                    // The end comes after the moved data.
                     Ok(0) => return Ok(self.interrupted(moved)),
                     Ok(read) => {
                         moved += read;
@@ -428,7 +429,7 @@ impl Input {
         Self { bytes: vec![0; capacity].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// Returns what was received.
+    /// Returns the received data.
     pub(super) fn unused(&self) -> &[u8] {
         self.bytes.get(self.start..self.end).unwrap_or_default()
     }

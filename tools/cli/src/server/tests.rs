@@ -33,7 +33,7 @@ mod lost;
 mod shares;
 
 const SIZE: u64 = 4 << 20;
-/// Where the export begins in the target.
+/// The start of the export in the target.
 const BASE: u64 = 1 << 20;
 
 impl<S: Read + Write> Client<S> {
@@ -60,7 +60,7 @@ impl<S: Read + Write> Client<S> {
     }
 }
 
-/// Where more clients come from, and what ends the event loop.
+/// The source of more clients, and the end of the event loop.
 struct Door<'d> {
     streams: &'d Sender<Stream>,
     wake: &'d EventFd,

@@ -1,4 +1,4 @@
-//! From the target's completions to replies.
+//! The translation of the target's completions to replies.
 
 use super::connection::Connection;
 use super::error::WARNINGS;
@@ -148,7 +148,7 @@ impl Service<'_> {
         self.list(client);
     }
 
-    /// Gives up a payload whose client sends no more; what has arrived of it may have been written.
+    /// Abandons a payload whose client sends no more; the part that arrived may have been written.
     pub(super) fn abandon_receiving(&mut self, client: &mut Connection) {
         let Some(receiving) = client.receiving.take() else { return };
         client.waits_since = None;
@@ -224,7 +224,7 @@ impl Service<'_> {
         }
     }
 
-    /// Handles what the target has completed for a client.
+    /// Handles a completion of the target for a client.
     pub(super) fn complete(
         &mut self,
         mut client: Option<&mut Connection>,
@@ -401,7 +401,7 @@ impl Service<'_> {
                     true => Part::header(&reply::offset_data(cookie, offset, length)),
                     false => Part::header(&reply::simple(None, cookie)),
                 };
-                // In the order of its offsets.
+                // Sorted by offset.
                 filled.sort_unstable_by_key(|(offset, ..)| *offset);
                 client.outgoing.push(header);
                 for (_, buffer, len) in filled {
@@ -419,7 +419,7 @@ impl Service<'_> {
         self.list(client);
     }
 
-    /// Notes that the target has not returned memory of a client, and does not: a controller that
+    /// Records that the target has not returned memory of a client, and will not: a controller that
     /// did not answer may reach it.
     fn lose(&mut self, client: Option<&mut Connection>, bytes: usize) {
         self.payloads.lose(bytes);
@@ -496,7 +496,7 @@ impl Service<'_> {
         }
     }
 
-    /// Appends what has been read to the replies, as far as that can be sent now.
+    /// Appends the read data to the replies, as far as they can be sent now.
     fn send_parts(&mut self, client: &mut Connection, key: Key) {
         let Some(operation) = self.operations.get_mut(key) else { return };
         let Some(streamed) = &mut operation.streamed else { return };

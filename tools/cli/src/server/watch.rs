@@ -1,4 +1,4 @@
-//! Changes of a served file by others: its clients see what it was at the start.
+//! Changes of a served file by others: its clients see the state at the start.
 
 use rustix::fs::{SeekFrom, seek};
 use std::fs::File;
@@ -32,7 +32,7 @@ impl Watch {
         }
     }
 
-    /// Returns what has changed since the start, and what clients see of it.
+    /// Returns the changes since the start, and what clients see of them.
     pub(crate) fn change(&self) -> Option<String> {
         let path = self.path.display();
         let other = match (self.path.metadata(), self.file.metadata()) {

@@ -238,9 +238,9 @@ pub(crate) enum OpenError {
         name: String,
         /// The option.
         option: &'static str,
-        /// How many were requested.
+        /// The number of requested jobs.
         jobs: usize,
-        /// How many the controller has.
+        /// The number of queues of the controller.
         granted: u16,
     },
 }
@@ -323,9 +323,9 @@ pub(crate) enum LimitError {
         block: u64,
         /// The target.
         target: String,
-        /// How many bytes can be used.
+        /// The number of usable bytes.
         available: u64,
-        /// Where they begin.
+        /// The start of those bytes.
         offset: u64,
         /// Whether the target is the argument, where a job file's name could be.
         is_bare: bool,
@@ -355,7 +355,7 @@ pub(crate) enum LimitError {
         size: u64,
         /// The target's capacity.
         capacity: u64,
-        /// How many bytes follow the offset.
+        /// The number of bytes after the offset.
         available: u64,
         /// The option that the offset is from.
         option: &'static str,
@@ -372,9 +372,9 @@ pub(crate) enum LimitError {
     IncrementBeyond {
         /// The value, in bytes.
         increment: u64,
-        /// How many jobs there are.
+        /// The number of jobs.
         jobs: u64,
-        /// Where the last one begins.
+        /// The start of the last one.
         start: u64,
         /// The target's capacity.
         capacity: u64,
@@ -399,7 +399,7 @@ pub(crate) enum LimitError {
     Jobs {
         /// The value.
         jobs: usize,
-        /// How many requests fit.
+        /// The number of requests that fit.
         blocks: u64,
         /// The target.
         target: String,

@@ -147,7 +147,7 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
         }
     }
 
-    /// Returns what the controller did, if there is one.
+    /// Returns the controller's statistics, if there is one.
     pub(crate) fn nvme_stats(&self) -> Option<NvmeStats> {
         let Queues::Nvme { queues, .. } = &self.queues else { return None };
         let mut stats = queues.first.stats();
@@ -311,14 +311,14 @@ impl Device {
 
 // How a target is used.
 
-/// How a target is used.
+/// The options of a target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TargetOptions {
     /// All offsets and lengths are multiples of this.
     pub(crate) alignment: usize,
-    /// How many requests of a job may be in flight.
+    /// The most requests in flight of a job.
     pub(crate) depth: usize,
-    /// How many jobs there are, each with its own queue; at least one.
+    /// The number of jobs, each with its own queue; at least one.
     pub(crate) jobs: usize,
     /// The option with which the user chooses how many, for messages.
     pub(crate) jobs_option: &'static str,

@@ -7,13 +7,13 @@ use crate::units::Share;
 /// The part of a target that `io` uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Part {
-    /// Where the first job's begins.
+    /// The start of the first job's part.
     pub(crate) offset: u64,
     /// Whole requests in the part of a job.
     pub(crate) blocks: u64,
     /// Bytes at its end that are less than a request.
     pub(crate) tail: u64,
-    /// How much further on the part of the next job begins.
+    /// The distance between the parts of consecutive jobs.
     pub(crate) increment: u64,
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn part(
     block: usize,
 ) -> Result<Part, LimitError> {
     let (name, block) = (|| target.to_owned(), block as u64);
-    // In per cent they are rounded up to a request.
+    // Percentages are rounded up to a request.
     let aligned = |share: Share, option| {
         let bytes = share.of(capacity);
         match share {
@@ -68,7 +68,7 @@ pub(crate) fn part(
     let available = capacity.saturating_sub(last);
     let size = match args.size {
         Some(Share::Bytes(size)) => size,
-        // Of the whole, as far as that follows the offset.
+        // A share of the whole, limited to the bytes after the offset.
         Some(share) => share.of(capacity).min(available),
         None => available,
     };

@@ -50,7 +50,7 @@ pub(crate) enum ControllerMedium {
     Memory {
         /// The namespace's capacity.
         bytes: u64,
-        /// How much of it the run will use.
+        /// The part of it that the run will use.
         held: u64,
         /// The controller's options.
         options: SoftOptions,
@@ -106,7 +106,7 @@ impl RealController {
 /// A target before it is opened.
 #[derive(Debug)]
 pub(crate) struct ResolvedTarget {
-    /// As the user named it.
+    /// The name that the user gave.
     pub(crate) name: String,
     /// The path, for messages about files.
     pub(crate) path: PathBuf,
@@ -481,7 +481,7 @@ fn bdf_of(folder: &Path) -> Option<Bdf> {
 
 // Starts the NVMe driver on a controller, and finds its namespace.
 
-/// How long the driver waits for a completion.
+/// The time that the driver waits for a completion.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A controller that has been started.

@@ -45,7 +45,7 @@ pub(crate) enum StackError {
     /// More than 64 bits count.
     #[error("{count} buffers of {bytes} bytes exceed the largest arena (1 TiB): lower {lower}")]
     TooMuch {
-        /// How many buffers.
+        /// The number of buffers.
         count: usize,
         /// Bytes of each.
         bytes: usize,
@@ -201,8 +201,8 @@ const RESERVE: &str = "the reserve for other programs";
 /// command needs by default.
 const ASSUMED: u64 = 512 << 20;
 
-/// What the program needs beside buffers and targets, where a limit counts all that it maps: rings,
-/// tables, and what its libraries allocate.
+/// The program's needs besides buffers and targets, where a limit counts all that it maps: rings,
+/// tables, and allocations of its libraries.
 const OWN: u64 = 16 << 20;
 /// The same for each of its threads, with the stack.
 const THREAD: u64 = 4 << 20;
@@ -241,7 +241,7 @@ pub(crate) struct MemoryNeed {
 )]
 pub(crate) struct MemoryError {
     needed: u64,
-    /// What the program itself needs, where that counts.
+    /// The needs of the program itself, if they count.
     own: u64,
     buffers: BufferNeed,
     targets: u64,
@@ -297,7 +297,7 @@ pub(crate) fn check(need: MemoryNeed, memory: Memory) -> Result<(), MemoryError>
     compare(need, arenas.saturating_add(need.targets), &machine)
 }
 
-/// Compares what the run maps, in whatever pages, with each limit that counts that.
+/// Compares the mappings of the run, for any page size, with each limit that counts them.
 fn compare_mapped(need: MemoryNeed, memory: Memory, machine: &Machine) -> Result<(), MemoryError> {
     let own = OWN.saturating_add(THREAD.saturating_mul(need.buffers.threads as u64 + 1));
     let is_hugetlb =

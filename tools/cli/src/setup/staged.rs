@@ -82,7 +82,7 @@ pub(crate) enum StagedError {
 
 /// Returns what to do, to be appended to the error.
 fn advice(step: &str, error: Errno) -> &'static str {
-    // What no file system refuses to a program that has the file open.
+    // Steps that no file system refuses to a program that has the file open.
     let is_own = step == RANDOM || step.starts_with("flushing") || step == SIZE;
     match error {
         Errno::PERM | Errno::ACCESS | Errno::NOSYS if is_own => {
@@ -111,7 +111,7 @@ fn advice(step: &str, error: Errno) -> &'static str {
 const SIZE: &str = "setting its size";
 const RANDOM: &str = "a random name for it (getrandom)";
 
-/// How many names are tried.
+/// The number of names tried.
 const ATTEMPTS: usize = 16;
 
 /// A file under a temporary name.
@@ -173,7 +173,7 @@ impl Staged {
         &self.file
     }
 
-    /// Gives the file `bytes` bytes and reserves space for the data of `ranges`, if the file system
+    /// Sets the length of the file and reserves space for the data of `ranges`, if the file system
     /// can; the rest are holes.
     ///
     /// A length beyond the free space is refused before anything is taken: `fallocate` would take
@@ -403,8 +403,8 @@ pub(crate) fn check_folder(path: &Path) -> Result<(), OpenError> {
     let device = |path: &Path| path.metadata().map(|metadata| metadata.dev()).ok();
     let is_in = |reserved: &&&str| {
         let place = device(Path::new(**reserved));
-        // Where it is part of the root file system, as in an image that is entered by chroot(1),
-        // the name decides.
+        // If it is part of the root file system, as in an image that is entered by chroot(1), the
+        // name decides.
         let is_mount = place != device(Path::new("/"));
         place.is_some() && place == device(&folder) && (is_mount || folder.starts_with(**reserved))
     };

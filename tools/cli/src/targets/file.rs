@@ -47,12 +47,12 @@ pub(crate) fn alignment(sizes: impl IntoIterator<Item = u64>) -> usize {
     1 << sizes.into_iter().fold(0, |all, size| all | size).trailing_zeros().min(12)
 }
 
-/// How a file is used.
+/// The options of a file target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileOptions {
     /// All offsets and lengths are multiples of this power of two, at most 4096.
     pub(crate) alignment: usize,
-    /// How many requests may be in flight.
+    /// The most requests in flight.
     pub(crate) depth: usize,
     /// Bypasses the page cache where the file system allows it.
     pub(crate) direct: bool,
@@ -62,7 +62,7 @@ pub(crate) struct FileOptions {
     pub(crate) one_thread: bool,
 }
 
-/// A file as a target. It grows with what is written.
+/// A file as a target. It grows with the data written.
 #[derive(Debug)]
 pub(crate) struct FileTarget<'m, B: Pinned> {
     info: TargetInfo,
@@ -146,7 +146,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         })
     }
 
-    /// Has ranges deallocated by `punch`.
+    /// Makes ranges be deallocated by `punch`.
     #[cfg(test)]
     pub(crate) fn punching(self, punch: fn(&File, u64, u64) -> rustix::io::Result<()>) -> Self {
         Self { punch, ..self }
@@ -188,7 +188,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         }
     }
 
-    /// Records that what was queued is submitted now.
+    /// Records that the queued requests are submitted now.
     fn note_submitted(&mut self) {
         let now = Instant::now();
         for tag in self.unsubmitted.drain(..) {
@@ -226,7 +226,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         self.executed.push(trim_completion(&self.info.name, io, buffer, trimmed));
     }
 
-    /// Shares what is known of flushes with the other queues of the same file.
+    /// Shares the state of flushes with the other queues of the same file.
     pub(crate) fn sharing(self, durability: &Durability) -> Self {
         Self { durability: durability.clone(), ..self }
     }
@@ -241,8 +241,8 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         self.executed.push(flush_completion(&self.info.name, io, buffer, flushed));
     }
 
-    /// Takes what has been flushed and trimmed on the threads for that, after waiting for some of
-    /// it if `wait` is set.
+    /// Processes flushes and trims that completed on their threads, after waiting for some if
+    /// `wait` is set.
     fn take_background(&mut self, wait: bool) {
         let Self { flusher, trimmer, executed, info, .. } = self;
         if let Some(flusher) = flusher {

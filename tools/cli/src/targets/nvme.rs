@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 
 /// The largest request.
 pub(crate) const MAX_TRANSFER: usize = 64 << 20;
-/// How long a wait lasts before the caller checks for a signal.
+/// The length of a wait before the caller checks for a signal.
 const WAIT_LIMIT: Duration = Duration::from_millis(50);
-/// How long a flush may take before its request ends with an error.
+/// The time limit of a flush before its request ends with an error.
 pub(crate) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// How long an event loop polls for a flush before it sleeps until that has ended.
 const FLUSH_POLLS: Duration = Duration::from_millis(1);
@@ -49,11 +49,11 @@ pub(crate) struct NvmeOptions<'d, R: Registers, S: ChunkSource + Clone> {
     pub(crate) controller: Controller<R, S>,
     /// Its namespace.
     pub(crate) namespace: Namespace,
-    /// How many requests may be in flight.
+    /// The most requests in flight.
     pub(crate) depth: usize,
     /// The interrupt that a wait sleeps for; without one it polls.
     pub(crate) vector: Option<Vector>,
-    /// How long a flush may take: normally [`FLUSH_LIMIT`].
+    /// The time limit of a flush: normally [`FLUSH_LIMIT`].
     pub(crate) flush_limit: Duration,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct NvmeOptions<'d, R: Registers, S: ChunkSource + Clone> {
 pub(crate) struct NvmeStats {
     /// The target's name.
     pub(crate) name: String,
-    /// How many queues are counted.
+    /// The number of queues counted.
     pub(crate) queues: u64,
     /// Whether a wait sleeps until an interrupt.
     pub(crate) by_interrupt: bool,
@@ -103,7 +103,7 @@ impl<B: Pinned> Attempt<B> {
     }
 }
 
-/// What the program knows of a request until it is reported.
+/// The program's record of a request until it is reported.
 struct Record<B> {
     io: Io,
     /// The buffer of a command that moves no data: it is not mapped.
@@ -202,7 +202,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
         })
     }
 
-    /// Shares what is known of flushes with the other queues of the namespace.
+    /// Shares the state of flushes with the other queues of the namespace.
     pub(crate) fn sharing(self, lost: &LostData) -> Self {
         Self { lost: lost.clone(), ..self }
     }
@@ -217,7 +217,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
         result.and_then(|()| self.lost.get().cloned().map_or(Ok(()), Err))
     }
 
-    /// Returns what the controller and its driver did.
+    /// Returns the statistics of the controller and its driver.
     pub(crate) fn stats(&self) -> NvmeStats {
         NvmeStats {
             name: self.info.name.clone(),
@@ -315,7 +315,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
         }
     }
 
-    /// Rings the doorbell for what was queued since the last one.
+    /// Rings the doorbell for requests queued since the last one.
     fn ring_doorbell(&mut self) {
         if self.unsubmitted.is_empty() {
             return;
@@ -329,7 +329,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
         }
     }
 
-    /// Takes the completions of the controller.
+    /// Processes the completions of the controller.
     fn reap(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), PollError> {
         let mut failed = Ok(());
         loop {
@@ -352,7 +352,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
                 Some(Attempt::Data(token, in_flight)) => match in_flight.finish(completion) {
                     Outcome::Completed { payload, result } => {
                         self.note(token, Some(result));
-                        // Of this loop, and lent until now.
+                        // The payload is of this loop, and was lent until now.
                         let _ = self.requests.completed_lent(payload);
                         None
                     }
@@ -385,7 +385,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
         }
     }
 
-    /// Notes the result of a command that has completed; without one it was given up.
+    /// Records the result of a command that has completed; without one it was given up.
     fn note(&mut self, token: Token, result: Option<Result<(), CommandError>>) {
         let Some(Some(record)) = self.records.get(token.slot()) else { return };
         let io = record.io;
@@ -469,7 +469,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<B
                 Ok(())
             }
             Err(Rejected { payload, reason }) => {
-                // Of this loop, and lent until now.
+                // The payload is of this loop, and was lent until now.
                 let _ = self.requests.take_back(payload);
                 Err(self.refused(token, None, reason))
             }

@@ -43,7 +43,7 @@ pub(crate) struct Completion<B> {
     pub(crate) io: Io,
     /// The buffer, unless it had to be quarantined.
     pub(crate) buffer: Option<B>,
-    /// How many bytes were moved (fewer than requested only where a source ends), or the error.
+    /// The number of bytes moved (fewer than requested only where a source ends), or the error.
     pub(crate) result: Result<usize, TargetError>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct SubmitError<B> {
 /// A batch of which not all requests were queued.
 #[derive(Debug)]
 pub(crate) struct RejectedBatch<B> {
-    /// How many were queued: the first ones.
+    /// The number of queued requests: the first ones.
     pub(crate) queued: usize,
     /// The buffers of the others, except those that had to be quarantined.
     pub(crate) buffers: Vec<B>,
@@ -87,16 +87,16 @@ pub(crate) fn submit_each<B>(
 /// The properties of a target.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct TargetInfo {
-    /// As the user named it.
+    /// The name that the user gave.
     pub(crate) name: String,
-    /// How many bytes it holds; `None` if it grows with what is written.
+    /// The capacity in bytes; `None` if it grows with the data written.
     pub(crate) capacity: Option<u64>,
     /// The unit of offsets, bytes: a power of two.
     pub(crate) block: usize,
     /// The preferred alignment of offsets and lengths, bytes: the block, or the alignment a file
     /// was opened for.
     pub(crate) alignment: usize,
-    /// How many requests may be in flight.
+    /// The most requests in flight.
     pub(crate) max_depth: usize,
     /// The largest request, bytes.
     pub(crate) max_transfer: usize,
@@ -116,7 +116,7 @@ pub(crate) trait Target<B> {
     fn submit_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
         submit_each(requests, |request| self.submit(request))
     }
-    /// Submits what is queued and adds what has completed to `completed`, without waiting.
+    /// Submits queued requests and adds completed ones to `completed`, without waiting.
     fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
     /// Waits until something may have completed (or a signal arrives), then as `poll`.
     fn wait(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
@@ -133,7 +133,7 @@ pub(crate) trait Target<B> {
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// Has flushes and trims executed beside other requests, if they would keep the caller waiting;
+    /// Executes flushes and trims beside other requests, if they would keep the caller waiting;
     /// `wake` is signalled when one has completed.
     fn work_in_background(&mut self, wake: &Arc<EventFd>) {
         let _ = wake;
@@ -150,15 +150,15 @@ pub(crate) trait Target<B> {
     fn arm(&mut self) -> Duration {
         Duration::ZERO
     }
-    /// Fails what waits for another attempt, and makes none from now on: the caller gives up.
+    /// Fails requests that wait for another attempt, and makes none from now on.
     fn abandon_retries(&mut self) {}
     /// Fails the requests that `given_up` selects if they wait for another attempt or for others,
     /// and makes no more attempts for those: no one is interested in them any more.
     fn abandon_retries_of(&mut self, given_up: &mut dyn FnMut(&Io) -> bool) {
         let _ = given_up;
     }
-    /// Makes what was written durable, as far as the target has durable storage. Once `interrupt`
-    /// is raised, it is not tried again.
+    /// Makes written data durable, as far as the target has durable storage. Once `interrupt` is
+    /// raised, it is not tried again.
     fn sync(&mut self, interrupt: &Interrupt) -> Result<(), TargetError>;
 }
 
@@ -219,7 +219,7 @@ impl Io {
         Self { tag, ..self }
     }
 
-    /// Notes that it has been submitted.
+    /// Records that it has been submitted.
     pub(crate) fn set_queued(&mut self) {
         self.queued = Instant::now();
     }
@@ -303,7 +303,7 @@ impl<R> Flusher<R> {
         Ok(Self { start, results, running: Vec::new(), waiting: Vec::new() })
     }
 
-    /// Has `request` completed by a flush that begins after this.
+    /// Adds `request`, to be completed by a flush that begins after this.
     pub(crate) fn push(&mut self, request: R) {
         self.waiting.push(request);
         self.begin();

@@ -48,7 +48,7 @@ impl<R> Trimmer<R> {
         Ok(Self { ranges, results, waiting: VecDeque::new() })
     }
 
-    /// Has `request` completed when the range is deallocated.
+    /// Adds `request`, to be completed when the range is deallocated.
     pub(crate) fn push(&mut self, range: (u64, u64), request: R) {
         self.waiting.push_back(request);
         // It fails if the thread has panicked; then no result arrives either.

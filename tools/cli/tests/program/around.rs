@@ -164,7 +164,7 @@ pub(crate) fn assert_documented(page: &str, keys: &Keys) {
     let (_, section) = text.split_once("# The keys of `--json`\n").unwrap();
     let section = section.split("\n#").next().unwrap();
     let rows: Vec<_> = section.lines().filter(|line| line.starts_with('|')).collect();
-    // Of a head, the command is named.
+    // In the head of a table, the command is named.
     let bodies = rows.iter().filter(|row| !row.starts_with("| key"));
     let mut named: Keys = bodies.clone().flat_map(|row| quoted(row)).collect();
     if section.contains("](counters.md#") {
@@ -179,7 +179,7 @@ pub(crate) fn assert_documented(page: &str, keys: &Keys) {
     );
 }
 
-/// As [`assert_documented`], of a report.
+/// Like [`assert_documented`], of a report.
 #[track_caller]
 pub(crate) fn assert_report_documented(page: &str, report: &Value) {
     assert_documented(page, &printed(&report.to_string()));

@@ -13,7 +13,7 @@ fn program(name: &str) -> PathBuf {
     program_as(name, name, &["-g"])
 }
 
-/// As [`program`], into another file, with options of the compiler.
+/// Like [`program`], into another file, with options of the compiler.
 fn program_as(name: &str, file: &str, options: &[&str]) -> PathBuf {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -67,7 +67,7 @@ fn planted_in(name: &str, options: &[&str], id: &str, consequences: &[&str]) {
     planted_as(name, options, id, id, consequences);
 }
 
-/// As [`planted_in`], of a fault with another name than the finding; returns the finding.
+/// Like [`planted_in`], of a fault with another name than the finding; returns the finding.
 fn planted_as(name: &str, options: &[&str], fault: &str, id: &str, consequences: &[&str]) -> Value {
     let faults = program(name);
     let faults = faults.to_str().unwrap();
@@ -429,7 +429,7 @@ fn standard_output_is_the_programs() {
     assert_eq!(ended.out, "hello\n");
     assert!(ended.err.starts_with("check: 0 commands; 0 errors"), "{ended:#?}");
     assert!(ended.err.contains("no device was used; there is 0000:01:00.0"), "{ended:#?}");
-    // What begins with a hyphen before the program is an option.
+    // An argument before the program that begins with a hyphen is an option.
     let wrong = pinfold(&["check", "--bogus", "--", "true"]);
     assert_eq!(wrong.code, Some(2), "{wrong:#?}");
     pinfold(&["check", "test", "-e", "/"]).ok();
@@ -524,7 +524,7 @@ fn files_that_cannot_be_used_are_named() {
         &["cannot open the image soft:/nonexistent/a", "No such"],
     );
     run(&["--suppress", "/nonexistent/b"], &["cannot read the suppressions in /nonexistent/b"]);
-    // What was found is not lost: it is printed instead.
+    // The findings are not lost: they are printed instead.
     let ended = pinfold(&["check", "--report", "/nonexistent/c", "--", "true"]);
     assert_eq!(ended.code, Some(125), "{ended:#?}");
     for part in ["check: 0 commands", "cannot write the report to /nonexistent/c"] {
@@ -1279,7 +1279,7 @@ fn other_devices_are_not_changed_by_it() {
     );
     let ends = "/sys/kernel/iommu_groups/7\n/sys/bus/pci/devices/0000:01:00.0\n";
     assert_eq!(links, ends);
-    // Whatever this machine has is there too, as before.
+    // The devices of this machine are there too, as before.
     for entry in std::fs::read_dir("/dev").unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();
         if ["null", "urandom", "shm", "fd"].contains(&name.as_str()) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a run of the program may take.
+/// The time limit for a run of the program.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The outcome of a run of the program.

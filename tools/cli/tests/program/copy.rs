@@ -220,7 +220,7 @@ fn holes_stay_holes() {
         let moved = report["phases"][0]["bytes"].as_u64().unwrap();
         assert_eq!((moved + holes, &report["bytes"]), (with_holes(), &with_holes().into()));
     }
-    // From an image with holes, too. The rate is of what was moved.
+    // From an image with holes, too. The rate is that of the bytes moved.
     let text = pinfold(&words(&format!("copy soft:{image} {} --force", out.display()))).ok();
     assert!(text.contains("/s of data)"), "{text}");
     assert!(allocated(&out) < 5 << 20);

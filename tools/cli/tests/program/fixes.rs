@@ -225,7 +225,7 @@ fn a_refusal_names_options_that_the_command_has() {
         (16, "pools --memory plain", &["free memory, or raise what allows no more"][..]),
         (64, "pools --memory plain", &["free memory, or raise what allows no more"]),
         (16, "io soft:1G --size 4k --bs 4k --iodepth 1", &["free memory, or raise"]),
-        // What the program itself needs is more than is left.
+        // The program itself needs more than is left.
         (16, "io soft:1G --size 256M --bs 1M --iodepth 64", &["free memory, or raise"]),
         (64, "io soft:1G --size 256M --bs 1M --iodepth 64", &["lower --iodepth or --bs"]),
         (64, "io soft:1G --size 256M --bs 64M --iodepth 1", &["lower --bs"]),

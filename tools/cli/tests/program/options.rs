@@ -95,7 +95,7 @@ fn impossible_options_are_refused_with_the_alternative() {
     }
 }
 
-/// Whatever fio's users write, they are told what does it.
+/// Users who write fio's options are told the equivalent.
 #[test]
 fn fios_options_and_job_files_are_refused_with_what_to_use() {
     let engine = "libpinfold-fio.so";

@@ -32,7 +32,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Has `sent` packets arrive at a program that does not run: they lie in its ring.
+/// Sends `sent` packets to a program that is stopped: they stay in its ring.
 fn fill_ring(wire: &Wire, child: &Child, sent: u64) {
     signal(child, Signal::STOP);
     let status = format!("/proc/{}/status", child.id());

@@ -276,11 +276,11 @@ fn every_packet_of_testpmd_is_received_or_dropped_for_a_cause() {
     assert_eq!(report["packets"], received, "nothing else was sent: {report}");
 }
 
-/// How many packets testpmd sends at least.
+/// The fewest packets that testpmd sends.
 const SENT: u64 = 100_000;
 
-/// Has testpmd send packets of 64 bytes through the near end. Returns its output, and how many it
-/// has sent.
+/// Makes testpmd send packets of 64 bytes through the near end. Returns its output, and the number
+/// of packets sent.
 fn generate(mut testpmd: Command) -> (String, u64) {
     // Memory without hugepages, which other tests count.
     testpmd.args(

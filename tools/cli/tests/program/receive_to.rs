@@ -261,7 +261,7 @@ fn a_target_that_cannot_store_is_named() {
     wait_for_program(false);
 }
 
-/// By QEMU, for example, whose locks they are.
+/// In use by QEMU, for example, whose locks these are.
 #[test]
 fn a_file_that_is_in_use_is_not_emptied() {
     let Some(_wire) = Wire::new(1, 1500) else { return };

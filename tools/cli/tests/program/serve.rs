@@ -39,7 +39,7 @@ impl Server {
 
     /// Waits until clients of `child` can connect, whose socket, if it has one, is `socket`.
     pub(crate) fn started(mut child: Child, socket: String) -> Self {
-        // By single bytes, because the rest is for `finish`.
+        // Byte by byte, because the rest is for `finish`.
         let mut line = Vec::new();
         let out = child.stdout.as_mut().unwrap();
         while line.last() != Some(&b'\n') {
@@ -410,8 +410,8 @@ fn a_port_serves_as_well() {
     assert_eq!(finish(child).json()["command"], "serve");
 }
 
-/// Of servers, of all that writes or replaces a file, and of QEMU's programs, which have the same
-/// locks; by whatever name.
+/// The lock excludes servers, commands that write or replace a file, and QEMU's programs, which use
+/// the same locks; under any name of the file.
 #[test]
 fn an_image_that_is_served_is_locked() {
     let folder = Folder::new();

@@ -87,7 +87,7 @@ fn help_lists_the_exit_codes_of_serve() {
 #[test]
 fn the_pid_file_is_there_while_clients_can_connect() {
     let folder = Folder::new();
-    // Of a server that was killed.
+    // The file of a server that was killed.
     let pidfile = folder.file("pid", b"4194304\n");
     let server = Server::start(&folder, "soft:1M", &format!("--pidfile {pidfile}"));
     assert_eq!(std::fs::read_to_string(&pidfile).unwrap(), format!("{}\n", server.id()));
@@ -252,7 +252,7 @@ fn start_in<S: AsRef<OsStr>>(folder: &Path, args: &[S]) -> Server {
     Server::started(command.spawn().unwrap(), String::new())
 }
 
-/// Has the clients of libnbd and QEMU use an address.
+/// Makes the clients of libnbd and QEMU use an address.
 fn all_clients_use(uri: &str) {
     if let Some(size) = client("nbdinfo", &["--size", uri]) {
         assert_eq!(size.ok().trim(), "1048576", "{uri}");

@@ -308,7 +308,7 @@ h.flush()
 h.shutdown()
 "#;
 
-/// Whatever the memory of a thread is: as on machines with 1, 16 and 64 processors.
+/// For the thread memory of machines with 1, 16 and 64 processors.
 #[test]
 fn a_request_of_32_mib_is_served_on_every_machine() {
     let folder = Folder::new();

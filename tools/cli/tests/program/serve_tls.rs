@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 const SIZE: usize = 16 << 20;
 
-/// Makes an authority, and certificates that it signs for a server and a client, as docs/serve.md
-/// shows it.
+/// Creates an authority, and certificates that it signs for a server and a client, as in
+/// docs/serve.md.
 const SCRIPT: &str = r#"
 set -e
 cd "$1"
@@ -184,14 +184,14 @@ fn bytes_that_are_not_tls_end_their_connection_alone() {
         Server::start(&folder, &format!("soft:{SIZE}"), &format!("--tls-certificates {pki}"));
     let mut good = secure(&server, &pki);
     let silent = start_tls(&server);
-    // In plaintext, where someone on the way could add it: the option to choose an export, or the
-    // first bytes of TLS.
+    // Plaintext that a man in the middle could add: the option to choose an export, or the first
+    // bytes of TLS.
     for more in [&b"IHAVEOPT\0\0\0\x01\0\0\0\0"[..], b"\x16\x03\x01"] {
         let mut replies = Vec::new();
         ask_for_tls(&server, more).read_to_end(&mut replies).unwrap();
         assert!(replies.len() <= 18 + 20, "closed without a reply to it");
     }
-    // Where TLS has begun, its library refuses the rest, and says so.
+    // Once TLS has begun, its library refuses the rest with an alert.
     let mut stream = start_tls(&server);
     stream.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
     let mut alert = Vec::new();

@@ -15,12 +15,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// How long it runs; without it, the soak is skipped, since other tests of the process would change
-/// what it counts.
+/// The variable with the duration in seconds; without it, the soak is skipped, since other tests of
+/// the process would change its counts.
 const SECONDS: &str = "PINFOLD_RECEIVE_SOAK_SECONDS";
-/// How many packets a round sends.
+/// The number of packets that a round sends.
 const ROUND: u64 = 20_000;
-/// How many packets each holder has at a time: together fewer than the pages that are not in a
+/// The number of packets of each holder at a time: together fewer than the pages that are not in a
 /// ring.
 const HELD: usize = 1500;
 const HOLDERS: usize = 3;

@@ -11,15 +11,15 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long it runs; without it, the soak is skipped.
+/// The variable with the duration in seconds; without it, the soak is skipped.
 const SECONDS: &str = "PINFOLD_SERVE_SOAK_SECONDS";
 /// Clients that write, each to its own region.
 const CLIENTS: u64 = 4;
 /// The sectors of a region.
 const SECTORS: u64 = 4096;
-/// How long clients work until they leave, and until the server ends under them, at most.
+/// The longest time until clients leave, and until the server is ended under them.
 const WORK_MS: u64 = 700;
-/// How long a server may take to notice that its clients have left.
+/// The time limit for a server to notice that its clients have left.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The resources of a server while no client is connected: descriptors, threads, and mappings of
@@ -125,7 +125,7 @@ fn settled(server: &Server, before: Option<&Resources>) -> Resources {
     }
 }
 
-/// Has all clients work until `end` returns; the server ends meanwhile if `ends`. Returns the
+/// Makes all clients work until `end` returns; the server ends meanwhile if `ends`. Returns the
 /// number of answers.
 fn work(server: &Server, regions: &mut [Region], ends: bool, end: impl FnOnce()) -> u64 {
     let stop = &AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! What may keep a caller waiting happens beside the event loop, and wakes it: a sleep here lasts a
+//! Work that may block its caller runs beside the event loop, and wakes it: a sleep here lasts a
 //! minute.
 
 use super::*;
@@ -204,8 +204,8 @@ fn clients_that_leave_before_their_answer_keep_no_memory() {
     assert_eq!(disk.data.stats().frames_in_use, 0);
 }
 
-/// What is asked before the end of the server is answered, and where nothing can be found
-/// everything is allocated.
+/// Requests made before the end of the server are answered; where no extents can be found,
+/// everything is reported as allocated.
 #[test]
 fn an_answer_is_sent_to_a_client_that_asks_no_more() {
     let disk = Disk::new();

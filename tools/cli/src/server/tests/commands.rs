@@ -229,7 +229,7 @@ fn an_error_of_the_target_follows_the_payload() {
     });
 }
 
-/// At the end of the server too: the client may send what it has begun.
+/// Also at the end of the server: the client may finish a payload that it has begun.
 #[test]
 fn a_payload_that_has_begun_is_written_after_the_signal() {
     let (clients, _) = serve_at(4 << 20, |[mut a, mut b], _, door| {

@@ -185,7 +185,7 @@ fn without_memory_every_request_is_refused() {
     });
 }
 
-/// Of a large read four pieces are at the controller at a time, and no more follow for a client
+/// Four pieces of a large read are at the controller at a time, and no more follow for a client
 /// that is gone.
 #[test]
 fn a_read_ends_with_its_client_and_a_write_does_not() {
@@ -268,7 +268,7 @@ fn requests_behind_replies_that_are_not_taken_are_executed() {
     }
 }
 
-/// Has `client` leave without its replies, and waits until `other` reads what it has written behind
+/// Makes `client` leave without its replies, and waits until `other` reads the data written behind
 /// them.
 fn leave_behind_replies(mut client: Client<impl Read + Write>, byte: u8, other: &mut Client) {
     client.send(Command::READ, 1, 0, 4 << 20);

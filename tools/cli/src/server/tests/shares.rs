@@ -10,8 +10,8 @@ use pinfold_nbd::reply::{CHUNK_BYTES, ReplyHeader, chunk};
 use std::collections::BTreeMap;
 use std::fs::File;
 
-/// Of three clients that read no reply, with flushes that do not end, and one that waits for 64
-/// KiB. A queue of 8 has a place for no more that come one after the other: 4, 2 and 1 are taken.
+/// Three clients read no reply, with flushes that do not end, and one waits for 64 KiB. A queue of
+/// 8 has a place for no more that come one after the other: 4, 2 and 1 are taken.
 #[test]
 fn a_client_that_reads_no_reply_delays_no_other() {
     let (stats, _) = serve_at(4 << 20, |[hog, mut victim], faults, door| {

@@ -29,7 +29,8 @@ struct Setup {
     data: Arena,
     model: ModelController,
     protect: Protect,
-    /// How long a command is sent again: far longer than a busy machine keeps a thread waiting.
+    /// The time for which a command is sent again: far longer than a busy machine keeps a thread
+    /// waiting.
     retry_limit: Duration,
 }
 
@@ -324,7 +325,7 @@ fn a_batch_that_does_not_fit_is_queued_in_part() {
     }
 }
 
-/// What the driver does not accept (here of a namespace that it does not know) is unmapped at once,
+/// A request that the driver rejects (here because of an unknown namespace) is unmapped at once,
 /// and its buffer returned.
 #[test]
 fn a_request_that_the_driver_rejects_returns_its_buffer() {

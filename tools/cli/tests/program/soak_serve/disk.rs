@@ -157,7 +157,7 @@ impl Region {
         Ok(())
     }
 
-    /// Notes that sectors are being written, and returns their contents.
+    /// Records that sectors are being written, and returns their contents.
     fn begin_write(&mut self, at: u64, count: u64) -> Vec<u8> {
         self.version += 1;
         let (first, version) = (self.first, self.version);
