@@ -1,4 +1,4 @@
-//! How the program is linked: without what a process starts with, at fixed addresses.
+//! The program's link options: without the code that a process starts with, at fixed addresses.
 
 fn main() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/link.ld");

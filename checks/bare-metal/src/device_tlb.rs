@@ -15,11 +15,11 @@ use pinfold_core::domain::{Domain, Pinned};
 use pinfold_vtd::fault::Reason;
 use spin::Mutex;
 
-/// How often something is looked for that another process does: minutes.
+/// The number of polls for an action of another process: minutes.
 const LOOKS: u64 = 2_000_000_000;
 const LOOKS_PER_PACKET: u64 = 100_000;
 
-/// What the device is behind, and the device.
+/// The IOMMU unit, the domain and the device.
 struct Machine {
     unit: Arc<Unit>,
     domain: Domain,
@@ -106,8 +106,8 @@ impl Machine {
         Err("the device does not access what it was told to".into())
     }
 
-    /// Has the packet at `at` sent until it comes back with `marker`: the other side drops a packet
-    /// while it has no translation of where it goes, and an earlier one may come back late.
+    /// Sends the packet at `at` until it comes back with `marker`: the other side drops a packet
+    /// while it has no translation of its target, and an earlier one may come back late.
     fn exchange(&self, at: u64, marker: u64) -> Result<()> {
         let mut net = self.net.lock();
         for look in 0..LOOKS {

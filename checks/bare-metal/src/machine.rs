@@ -165,7 +165,7 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     exit(FAILED)
 }
 
-/// What compiled code calls for copies of memory.
+/// Memory functions that compiled code calls.
 mod libc {
     use core::arch::asm;
 

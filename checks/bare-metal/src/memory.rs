@@ -40,7 +40,7 @@ impl<const BYTES: usize> Arena<BYTES> {
     }
 }
 
-/// The heap: what is freed is not used again.
+/// The heap: freed memory is not used again.
 struct Heap(Arena<{ 2 << 20 }>);
 
 // SAFETY: memory of the layout, or none, given out once.
@@ -55,7 +55,7 @@ unsafe impl GlobalAlloc for Heap {
 #[global_allocator]
 static HEAP: Heap = Heap(Arena::new());
 
-/// What the unit and devices access.
+/// The memory that the unit and devices access.
 static PAGES: Arena<{ 4 << 20 }> = Arena::new();
 
 /// Pages that a device accesses.

@@ -1,5 +1,5 @@
-//! What a device reaches before it is attached, while a page is mapped, after that was revoked, and
-//! after it is detached. The device is QEMU's `edu`, a DMA engine with a buffer of 4 KiB ("EDU
+//! Device access before attachment, while a page is mapped, after its revocation, and after the
+//! device is detached. The device is QEMU's `edu`, a DMA engine with a buffer of 4 KiB ("EDU
 //! device" in QEMU's documentation).
 
 use crate::machine::{At, Pci, say};
@@ -84,7 +84,7 @@ pub(crate) fn run(start_info: u64) -> Result<()> {
     refused(&unit, |fault| fault.reason == Reason::NoContextEntry)
 }
 
-/// What is copied: a part of a page.
+/// The number of bytes copied: a part of a page.
 const BYTES: usize = 2048;
 
 /// Byte `at` of pattern `number`.

@@ -17,7 +17,7 @@ use pinfold_vtd::unit::Attachments;
 use pinfold_vtd::{Registers, SourceId};
 use spin::Mutex;
 
-/// What is done wrong when the unit is told of flushes.
+/// A mistake in the flushes submitted to the unit.
 pub(crate) enum Mistake {
     None,
     /// Flushes of devices' TLBs are replaced by waits.
@@ -36,7 +36,7 @@ pub(crate) fn make(mistake: Mistake) {
 /// A unit's registers.
 pub(crate) struct Mmio {
     at: At,
-    /// Where the queue is, and how much of it the unit has been told of.
+    /// The address of the queue, and the part of it that has been submitted to the unit.
     queue: AtomicU64,
     tail: AtomicU64,
 }

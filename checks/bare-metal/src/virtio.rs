@@ -17,7 +17,7 @@ pub(crate) const DEVICE: Pci = Pci(pinfold_vtd::SourceId::new(1, 0, 0));
 const HEADER: u64 = 12;
 /// The packet that is sent: an Ethernet frame of the least length.
 const FRAME: u64 = 60;
-/// Where in a page its marker is: behind the header, the two addresses and the type.
+/// The offset of its marker in a page: behind the header, the two addresses and the type.
 const MARKER: usize = HEADER as usize + 20;
 
 const QUEUE_SIZE: u16 = 8;
@@ -54,12 +54,12 @@ struct Queue {
     page: Mapping<Pages, Bidirectional>,
     doorbell: At,
     number: u16,
-    /// How many were made available.
+    /// The number of descriptors made available.
     made: u16,
 }
 
 impl Queue {
-    /// Makes one buffer available. `writable` says who writes it: the device.
+    /// Makes one buffer available. `writable`: the device writes it.
     fn put(&mut self, iova: u64, len: u64, writable: bool) -> Result<()> {
         const WRITE: u64 = 2;
         let (memory, slot) = (self.page.memory(), usize::from(self.made % QUEUE_SIZE));
@@ -84,7 +84,7 @@ impl Queue {
 pub(crate) struct Net {
     receive: Queue,
     send: Queue,
-    /// Where packets are received.
+    /// The page for received packets.
     received: Mapping<Pages, Bidirectional>,
 }
 
@@ -132,7 +132,7 @@ impl Net {
         Ok(net)
     }
 
-    /// Has the device send the packet in the page at `iova`.
+    /// Makes the device send the packet in the page at `iova`.
     pub(crate) fn send(&mut self, iova: u64) -> Result<()> {
         self.send.put(iova, HEADER + FRAME, false)
     }
@@ -153,7 +153,7 @@ impl Net {
     }
 }
 
-/// Makes a packet with a marker in a page.
+/// Writes a packet with a marker to a page.
 pub(crate) fn packet(memory: pinfold_core::mem::DmaMemory<'_>, marker: u64) -> Result<()> {
     memory.fill(0, MARKER, 0).map_err(words)?;
     // To everyone, of a type for experiments.

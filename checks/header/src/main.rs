@@ -1,4 +1,4 @@
-//! Makes `crates/capi/include/pinfold.h`; with `--check` compares it with what is there.
+//! Generates `crates/capi/include/pinfold.h`; with `--check` compares it with the existing file.
 
 use std::path::Path;
 use std::process::ExitCode;

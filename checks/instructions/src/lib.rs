@@ -1,7 +1,7 @@
-//! What the counted paths and their comparison share.
+//! Constants shared by the counted paths and their comparison.
 
-/// How often each path carries out its operation. A multiple of every array's length, and large
-/// enough that the few instructions around the loop do not count.
+/// The number of operations of each path. A multiple of every array's length, and large enough that
+/// the few instructions around the loop do not count.
 pub const OPERATIONS: usize = 4096;
 
 /// The paths in the order of the record: the name of the benchmark, and its operation.

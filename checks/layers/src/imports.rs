@@ -1,4 +1,4 @@
-//! Which file of a crate uses which: `use` declarations and paths, resolved through re-exports to
+//! The uses between files of a crate: `use` declarations and paths, resolved through re-exports to
 //! the file that defines the item.
 
 use pinfold_layers::source::File;

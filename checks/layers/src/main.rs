@@ -89,7 +89,7 @@ fn repository_path(root: &Path, file: &source::File) -> String {
     path.with_extension("").display().to_string()
 }
 
-/// What others depend on, and what they run.
+/// The folders of the crates that others depend on, and of the programs.
 const FOLDERS: [&str; 2] = ["crates", "tools"];
 
 fn main() {

@@ -46,7 +46,7 @@ pub enum Action {
     Flush { unit: u8, flight: u8, bit: u8 },
     /// The device's TLB carries out one.
     FlushDevice { flight: u8, bit: u8 },
-    /// The unit aborts what is in flight.
+    /// The unit aborts the batches in flight.
     Abort,
 }
 

@@ -15,7 +15,7 @@ pub use mistake::Mistake;
 use state::{Buffer, State, WINDOWS, members};
 use stateright::{Model, Property};
 
-/// What caches there are besides the first unit's.
+/// The caches besides the first unit's IOTLB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Caches {
     /// A TLB of the device, filled from the unit.

@@ -11,7 +11,7 @@ pub enum Mistake {
     TimeoutIsCompletion,
     /// The TLBs of devices are flushed before the IOTLB.
     DeviceTlbFirst,
-    /// What the unit aborted is taken for completed.
+    /// Requests that the unit aborted count as completed.
     AbortIsCompletion,
     /// A retired table page is reclaimed before its ticket has completed.
     TablePageEarly,

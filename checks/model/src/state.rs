@@ -26,7 +26,7 @@ pub const FLIGHTS: usize = 2;
 /// IOTLBs: of the unit, and of a second unit where the model has one.
 pub const UNITS: usize = 2;
 
-/// What a revocation waits for.
+/// The batch that a revocation waits for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Ticket {
     /// The batch that gathers requests.
@@ -47,7 +47,7 @@ pub enum Entry {
     Retired(u8),
 }
 
-/// What a table page is used for.
+/// The use of a table page.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Use {
     Free,
@@ -65,10 +65,10 @@ pub struct Page {
     pub leaf: Option<u8>,
 }
 
-/// Where a payload is.
+/// The location of a payload.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Buffer {
-    /// In the program's hands, which may use it for anything.
+    /// Owned by the program, which may use it for anything.
     Program,
     /// A thread maps or revokes it.
     Held,
@@ -80,12 +80,12 @@ pub enum Buffer {
         ticket: Ticket,
         /// The wait for it has timed out, and the domain holds it.
         late: bool,
-        /// It is what a failed map leaves.
+        /// Whether a failed map has left it.
         rollback: bool,
     },
 }
 
-/// What a thread is doing.
+/// The state of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Owner {
     Idle,
@@ -125,8 +125,8 @@ pub enum Owner {
     },
 }
 
-/// What a batch has still to drop, a bit each: the leaf of window `w` is bit `w`, everything of it
-/// (the link to its table page too) is bit `WINDOWS + w`.
+/// The entries that a batch has still to flush, a bit each: the leaf of window `w` is bit `w`,
+/// everything of it (the link to its table page too) is bit `WINDOWS + w`.
 pub type Flushes = Set;
 
 /// Adds a request: one that is not of a leaf alone takes the place of one that is.
@@ -161,9 +161,9 @@ pub fn members(set: Set) -> impl Iterator<Item = u8> {
 pub struct Flight {
     /// Whether the queue has it.
     pub submitted: bool,
-    /// What each IOTLB has still to drop.
+    /// The entries that each IOTLB has still to drop.
     pub iotlb: [Flushes; UNITS],
-    /// What the device's TLB has still to drop.
+    /// The entries that the device's TLB has still to drop.
     pub device: Flushes,
 }
 
@@ -177,11 +177,11 @@ pub struct State {
     pub pins: [Option<u8>; WINDOWS],
     pub directory: [Entry; WINDOWS],
     pub pages: [Page; PAGES],
-    /// What the open batch requests.
+    /// The flushes that the open batch requests.
     pub open: Flushes,
     /// Batches in flight, the oldest first.
     pub flights: [Option<Flight>; FLIGHTS],
-    /// Whether the unit has aborted what is in flight.
+    /// Whether the unit has aborted the batches in flight.
     pub aborted: bool,
     /// Table pages that each unit may hold, by window: its paging-structure cache, and a walker that
     /// has read a link and not yet the leaf.

@@ -1,4 +1,4 @@
-//! Which steps a state allows, and what they change.
+//! The steps that a state allows, and their effects.
 
 use crate::state::{
     Buffer, DOMAIN, Entry, FLIGHTS, Flight, Flushes, Owner, State, Ticket, UNITS, Use, WINDOWS,
@@ -90,7 +90,7 @@ impl Protocol {
         }
     }
 
-    /// What any thread that polls may do.
+    /// Appends the actions of any thread that polls.
     fn steps_of_polls(&self, state: &State, actions: &mut Vec<Action>) {
         let in_flight = state.in_flight();
         let last = in_flight.checked_sub(1).and_then(|last| state.flights[last]);
@@ -312,7 +312,8 @@ impl Protocol {
             if early { Entry::Empty } else { Entry::Retired(page) };
     }
 
-    /// Takes a buffer to revoke it: where it is mapped, and whether that is for a rollback.
+    /// Takes a buffer to revoke it, and returns the window where it is mapped, and whether this is
+    /// a rollback.
     fn take(&self, state: &mut State, owner: u8, buffer: u8) -> Option<(u8, bool)> {
         let taken = match (state.owners[usize::from(owner)], state.buffers[usize::from(buffer)]) {
             // Remembered where it makes a difference.

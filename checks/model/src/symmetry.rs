@@ -3,7 +3,7 @@
 
 use crate::state::{Buffer, Entry, Flushes, Owner, Set, State, WINDOWS};
 
-/// Which kinds change places.
+/// The kinds of which two are exchanged.
 #[derive(Clone, Copy)]
 struct Swap {
     owners: bool,

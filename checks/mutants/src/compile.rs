@@ -10,9 +10,9 @@ use std::{fs, io};
 
 /// A workspace with changes.
 pub struct Tree {
-    /// Where it came from.
+    /// The original file.
     pub source: PathBuf,
-    /// Where the copy is.
+    /// The copy.
     pub copy: PathBuf,
     pub target: PathBuf,
     pub packages: Vec<String>,
@@ -160,7 +160,7 @@ impl Tree {
         if ended {
             Ok(refused)
         } else {
-            // Where cargo itself refuses, no error is the compiler's.
+            // If cargo itself refuses, no error is the compiler's.
             let said = String::from_utf8_lossy(&output.stderr);
             let errors = if errors.is_empty() { said.into_owned() } else { errors.join("\n") };
             Err(io::Error::other(format!("the copy does not compile:\n{errors}")))

@@ -3,7 +3,7 @@
 use crate::sites::Site;
 use std::ops::Range;
 
-/// Where the text of a change begins and ends in the written file.
+/// The start and the end of a change's text in the written file.
 pub struct Written {
     pub id: u32,
     pub place: Range<usize>,
@@ -17,7 +17,7 @@ pub fn rewrite(source: &str, sites: &[Site]) -> (String, Vec<Written>) {
         .enumerate()
         .flat_map(|(order, site)| {
             let len = site.place.len();
-            // What ends here comes before what begins here.
+            // At one place, ends come before beginnings.
             let begin = (site.place.start, 1, usize::MAX - len, order);
             let end = (site.place.end, 0, len, usize::MAX - order);
             [(begin, order, true), (end, order, false)]

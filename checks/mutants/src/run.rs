@@ -11,7 +11,7 @@ use std::{fs, io, thread};
 /// test does.
 pub type Passing = BTreeMap<usize, Option<BTreeSet<String>>>;
 
-/// How a change ended.
+/// The result of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     Caught,
@@ -69,7 +69,7 @@ pub fn record(
         let begun = Instant::now();
         let recorded =
             succeeds(command(program, &tests).env("PINFOLD_MUTANT_RECORD", &file), LIMIT)?;
-        // Which changes these pass is not known.
+        // The changes that these pass are unknown.
         let any = if recorded { BTreeSet::new() } else { alone(program, &mut tests, &file)? };
         let time = begun.elapsed();
         for (id, by) in passed(&file, &tests) {
@@ -110,7 +110,7 @@ fn alone(
     Ok(unrecorded)
 }
 
-/// Which of `tests` pass each change, as the program has written it to `file`.
+/// Returns the tests of `tests` that pass each change, as the program has written them to `file`.
 fn passed(file: &Path, tests: &[String]) -> BTreeMap<u32, Option<BTreeSet<String>>> {
     let tests: BTreeSet<_> = tests.iter().map(String::as_str).collect();
     let mut found: BTreeMap<u32, Option<BTreeSet<String>>> = BTreeMap::new();

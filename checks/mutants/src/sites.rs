@@ -6,7 +6,7 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Attribute, BinOp, Expr, Lit, Stmt};
 
-/// What a change is of, for `--kinds`.
+/// The kind of a change, for `--kinds`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// A comparison, a logical or an arithmetic operator.

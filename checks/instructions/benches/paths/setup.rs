@@ -10,9 +10,9 @@ use pinfold_core::page_pool::Config;
 use pinfold_instructions::OPERATIONS;
 use std::time::Duration;
 
-/// How many bytes a block has.
+/// The size of a block in bytes.
 const BLOCK: usize = 64;
-/// How much memory each path has.
+/// The memory of each path.
 const MEMORY: u64 = 8 << 20;
 
 fn forever<T>(value: T) -> &'static mut T {
@@ -54,7 +54,7 @@ pub struct Blocks {
     pub any: Vec<usize>,
 }
 
-/// Of a new pool.
+/// The first blocks of a new pool.
 pub fn blocks_empty() -> &'static mut Blocks {
     let arena = arena(&domain(), MappingPolicy::Whole);
     let pool = DmaPool::builder("counted").block(BLOCK).build(&arena).expect("valid sizes");

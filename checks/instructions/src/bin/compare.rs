@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::process::ExitCode;
 
-/// How much more than recorded fails: this share, and at least [`LEAST`] instructions.
+/// The increase over the recorded count that fails: this share, and at least [`LEAST`]
+/// instructions.
 const SHARE: f64 = 0.1;
 /// One instruction may move with an unrelated change of the code around the loop.
 const LEAST: f64 = 1.0;
@@ -89,7 +90,7 @@ fn summary(line: &str) -> Result<(String, f64), String> {
     Ok((name.into(), new / OPERATIONS as f64))
 }
 
-/// What is committed.
+/// The committed counts.
 #[derive(PartialEq, Debug)]
 struct Record {
     compiler: String,

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 const MODEL: Protocol = Protocol { caches: Caches::DeviceTlb, mistake: None };
 
-/// What is seen of a step; `None` for one that is made within the stack alone.
+/// Returns the event that a step shows; `None` for a step within the stack alone.
 fn seen(state: &State, action: Action) -> Option<Event> {
     match action {
         Action::Map { at: window, .. } | Action::Pin { window, .. } => {
@@ -41,7 +41,8 @@ fn seen(state: &State, action: Action) -> Option<Event> {
     }
 }
 
-/// What the unit does is seen as a whole, and it aborts nothing; who holds a payload is not seen.
+/// Returns whether a trace shows no such action: the unit's work is visible only as a whole, and
+/// the unit aborts nothing; the holder of a payload is not visible.
 fn is_left_out(action: &Action) -> bool {
     matches!(
         action,
@@ -93,7 +94,7 @@ fn carry(mut state: State) -> Option<State> {
 /// Follows the trace.
 ///
 /// # Errors
-/// How many events the model makes too, and the one that it does not make next.
+/// The number of events that the model makes too, and the first event that it does not make.
 pub fn accepts(trace: &[Event]) -> Result<(), (usize, Event)> {
     let mut states = HashSet::from([State::new()]);
     for (number, event) in trace.iter().enumerate() {

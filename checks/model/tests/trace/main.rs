@@ -36,7 +36,7 @@ fn trace_of_a_domain(seed: u64, mistake: Option<Mistake>) -> Vec<Event> {
     let mut random = Random(seed);
     let mut mapped: Vec<Mapping<Memory, FromDevice>> = Vec::new();
     let mut revoked: Vec<Revoked<Memory>> = Vec::new();
-    // Which payloads the program has, as the recording says.
+    // The payloads that the program has, according to the recording.
     let mut free: Vec<u8> = (0..BUFFERS as u8).collect();
     let mut events = Vec::new();
     for _ in 0..STEPS {

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const PAGE: u64 = 4096;
 const WINDOW: u64 = 2 << 20;
 
-/// What can be seen of a step.
+/// The visible effect of a step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Event {
     /// A table page is linked below a window.
@@ -43,7 +43,7 @@ pub enum Event {
     Returned(u8),
 }
 
-/// What the recording needs to know, and what it has recorded.
+/// The state of the recording, and its events.
 #[derive(Default)]
 struct Recording {
     on: bool,
