@@ -7,7 +7,7 @@ nvme_driver_on_pinfold() {
         bind_to_vfio "$bdf"
         /test/nvme_driver_vfio "$bdf" /tmp/expected >/tmp/driver
         has /tmp/driver '4194304 bytes written and read back; 0 IOMMU entries afterwards'
-        # Not stopped, it leaves a controller that is enabled; what follows resets it.
+        # Without being stopped, it leaves an enabled controller; the next user resets it.
         /test/nvme_driver_vfio "$bdf" --drop >/tmp/driver
         has /tmp/driver '; 0 IOMMU entries afterwards'
         bind_to_kernel "$bdf"

@@ -2,7 +2,7 @@
 # The fixes that change the machine: each is carried out as it is printed, and then what was refused
 # works. `tools/cli/tests/program/fixes.rs` lists them all.
 
-# Runs what follows as root, as this machine's user is.
+# Runs a printed fix as root, as this machine's user is.
 as_printed() {
     mkdir -p /tmp/sudo
     printf '#!/bin/sh\nexec "$@"\n' >/tmp/sudo/sudo
@@ -29,7 +29,7 @@ in_group() {
     sh -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" "$@"
 }
 
-# What exceeds memory.high is not refused, but stopped.
+# Exceeding memory.high is not refused: the process is throttled.
 fixes_memory_high() {
     if ! grep -q cgroup2 /proc/filesystems; then
         note "skipped: this kernel has no control groups"
@@ -78,7 +78,7 @@ fixes_hugepages() {
     good 'transparent hugepages'
 }
 
-# Where the machine has too little memory, no command is printed; else it works or says why not.
+# If the machine has too little memory, no command is printed; otherwise it works or says why not.
 fixes_gigantic_pages() {
     pool=/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages
     if [ ! -e $pool ]; then

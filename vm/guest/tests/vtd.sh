@@ -55,7 +55,7 @@ vtd_is_one_programs() {
     code=0
     wait $pid || code=$?
     same "exit code" 130 $code
-    # What it had enabled is disabled.
+    # Everything that it had enabled is disabled.
     pinfold nvme vtd:$nvme1 --i-own-this-machine >/tmp/nvme
     has /tmp/nvme 'pinfold1'
 }
