@@ -11,8 +11,8 @@
  *
  * The arena is a memfd. Another process maps its descriptor and has libblkio read the file into it.
  * The region is libblkio's; this process maps its descriptor a second time, and registers that with
- * the domain. No byte is copied by the program, or between the two libraries: what one of them has
- * written the other one finds at its own address of the same page. The controller is libpinfold's
+ * the domain. No byte is copied by the program, or between the two libraries: each finds the data
+ * that the other has written at its own address of the same page. The controller is libpinfold's
  * model behind its software IOMMU, so the program needs no device and no privileges. */
 #include <blkio.h>
 #include <fcntl.h>
@@ -114,7 +114,7 @@ int main(int argc, char **argv) {
     pf(pf_arena_create(domain, &opts, &rings), "pf_arena_create");
     struct pf_nvme_opts model = {.struct_size = sizeof model, .size = 8 * BYTES};
     pf(pf_nvme_open(domain, rings, &model, &controller), "pf_nvme_open");
-    /* What libblkio allocates is registered, so that it stays mapped, and the arena may as well. */
+    /* Memory that libblkio allocates is registered, so it stays mapped, and the arena may as well. */
     struct pf_queue_opts depth = {
         .struct_size = sizeof depth, .depth = 4, .protect = PF_PROTECT_STATIC};
     pf(pf_queue_create(controller, &depth, &queue), "pf_queue_create");

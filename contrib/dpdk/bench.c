@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Processor time of taking an object and freeing it:
+ * Processor time of allocating an object and freeing it:
  *   bench EAL-OPTIONS
  * First the two mempool drivers without DPDK's caches; then the bulk rows of pinfold-bench
  * (pool/bulk-32, pool/bulk-512: objects of 64 bytes, of each of which a word is written) for DPDK's
@@ -18,7 +18,7 @@
 #define OPERATIONS 200000
 #define MOST 512
 
-/* One way of taking and freeing `n` objects; returns 0. */
+/* One way of allocating and freeing `n` objects; returns 0. */
 struct subject {
     const char *name;
     int (*take_and_free)(void *of, unsigned int n);

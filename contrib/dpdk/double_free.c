@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * A program that frees an object twice: how many operations later is that reported?
+ * Frees an object twice, and counts the operations until that is reported.
  *   double_free EAL-OPTIONS -- OPS CACHE_SIZE frees|pairs */
 #include <rte_eal.h>
 #include <rte_log.h>

@@ -13,10 +13,10 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Free objects that a lane keeps, at most: the rest is where every lane finds it. */
+/* The most free objects that a lane keeps: the rest is where every lane finds it. */
 #define LANE_OBJECTS 256
 
-/* What `pool_data` points to, in memory that secondary processes share. They have no pool there:
+/* The target of `pool_data`, in memory that secondary processes share. They have no pool there:
  * its state is the primary process's. */
 struct door {
     uint64_t process;
@@ -76,7 +76,7 @@ static void lanes_unlock(struct pool *pool) {
 }
 
 static inline pf_block_t block_of(const struct pool *pool, void *object) {
-    /* No pointer arithmetic: what a program frees wrongly is any value. */
+    /* No pointer arithmetic: a wrong free may pass any value. */
     uintptr_t start = (uintptr_t)object - pool->header_size;
     return (pf_block_t){.va = (void *)start, .iova = start, .len = pool->layout.stride};
 }
@@ -274,8 +274,8 @@ static int pinfold_populate(struct rte_mempool *mempool, unsigned int most, void
 }
 
 static void pool_end(struct pool *pool) {
-    /* DPDK has taken out what was free. What is in use is freed here, whoever has it: libpinfold
-     * ends no pool with blocks in use. Their memory is gone already, and is not touched. */
+    /* DPDK has taken the free objects out. Objects in use are freed here, whoever owns them:
+     * libpinfold ends no pool with blocks in use. Their memory is gone already, and is not touched. */
     struct lane *lane = &pool->lanes[RTE_MAX_LCORE];
     for (uint32_t i = 0; lane->cache != NULL && i < pool->n_pieces; i++) {
         for (uint32_t j = 0; j < pool->pieces[i].objects; j++) {
@@ -400,7 +400,7 @@ static const struct rte_mempool_ops pinfold_ops = {
     .populate = pinfold_populate,
 };
 
-/* Makes the pools that rte_mempool_create() and the rings' names create checked ones, too. */
+/* Makes rte_mempool_create() and the rings' names create checked pools, too. */
 static void replace_rings(void) {
     static const char *const names[] = {"ring_mp_mc", "ring_sp_sc", "ring_mp_sc", "ring_sp_mc"};
     for (unsigned int i = 0; i < RTE_DIM(names); i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * What the files of the driver share: one checked pool behind one rte_mempool. */
+ * Declarations shared by the files of the driver: one checked pool behind one rte_mempool. */
 #ifndef PINFOLD_POOL_H
 #define PINFOLD_POOL_H
 
@@ -43,7 +43,7 @@ struct lane {
     uint64_t freed;
 } __rte_cache_aligned;
 
-/* Where objects lie. */
+/* The placement of objects. */
 struct layout {
     /* Header, element and trailer: the distance of objects in a group. */
     uint32_t stride;
@@ -99,7 +99,7 @@ const struct piece *piece_find(const struct pool *pool, uintptr_t address);
 /* Returns the record of the object whose header starts at `address`; NULL if none does. */
 struct record *record_find(const struct pool *pool, uintptr_t address);
 
-/* report.c: what is printed. */
+/* report.c: printed output. */
 
 /* The pools of this process, for reports. */
 void pools_link(struct pool *pool);

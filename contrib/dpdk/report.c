@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * What the driver prints: refused frees with both places, and counters. */
+ * The output of the driver: refused frees with both places, and counters. */
 #include "pool.h"
 
 #include <dlfcn.h>
@@ -77,7 +77,7 @@ static void describe(place_t place, char *text, size_t size) {
         snprintf(text, size, "never");
         return;
     }
-    /* The last byte of the call: what follows the call may be of another line. */
+    /* The last byte of the call: the instruction behind it may be of another line. */
     void *address = (void *)((place & ((1ull << 48) - 1)) - 1);
     unsigned int lcore = place >> 48;
     char who[32] = "a thread without an lcore";

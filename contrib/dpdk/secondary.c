@@ -30,13 +30,13 @@
         }                                                                                          \
     } while (0)
 
-/* What the primary lends, in memory that both have. */
+/* Memory lent by the primary, which both processes have. */
 struct lent {
     void *single;
     void *cached[FLUSHED];
 };
 
-/* What was logged since the last call. */
+/* Returns the messages logged since the last call. */
 static const char *logged(void) {
     static FILE *log;
     static char *text;
@@ -149,7 +149,7 @@ static void primary(char **options, int n) {
     rte_mempool_put(single, lent->single);
     CHECK(strstr(logged(), "pool single: object") != NULL);
     rte_mempool_free(single);
-    /* What the secondary's cache had when it was flushed stays in use. */
+    /* Objects in the secondary's cache when it was flushed stay in use. */
     unsigned int in_use = OBJECTS - rte_mempool_avail_count(with_cache);
     CHECK(in_use > 0 && in_use <= FLUSHED);
     rte_mempool_free(with_cache);

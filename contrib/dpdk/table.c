@@ -99,7 +99,7 @@ int pieces_add(struct pool *pool, char *va, size_t len, unsigned int most) {
     if (rest > 0) {
         int error = piece_add(pool, va, rest);
         if (error < 0) {
-            /* What is added stays: its number is what the caller gets. */
+            /* The added part stays, and its number is returned. */
             return first > 0 ? (int)first : error;
         }
     }

@@ -25,7 +25,7 @@
         }                                                                                          \
     } while (0)
 
-/* What was printed since the last call, in a buffer of its own. */
+/* Returns the output since the last call, in a buffer of its own. */
 static const char *printed(void) {
     static FILE *log;
     static char *text, *copy;
@@ -345,7 +345,7 @@ static void wrong_frees(void) {
     CHECK(strcmp(printed(), "") == 0);
 }
 
-/* A child by fork has no pool: it takes nothing, frees nothing, and says why. */
+/* A child by fork has no pool: it allocates and frees nothing, and logs the reason. */
 static void forked(void) {
     struct rte_mempool *pool = empty("forked", 10, 64, 0, 0);
     CHECK(rte_mempool_populate_default(pool) == 10);
@@ -366,8 +366,8 @@ static void forked(void) {
     CHECK(strcmp(printed(), "") == 0);
 }
 
-/* What a secondary process sees of a pool, with a number of another process in its shared part:
- * nothing is taken or freed, and the log says so. */
+/* A secondary process's view of a pool, with a number of another process in its shared part:
+ * nothing is allocated or freed, and the log says so. */
 static void other_process(void) {
     struct rte_mempool *pool = empty("shared", 10, 64, 0, 0);
     CHECK(rte_mempool_populate_default(pool) == 10);

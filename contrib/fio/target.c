@@ -13,7 +13,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct target *targets;
 
-/* What a name says. */
+/* The fields of a name. */
 struct spec {
     enum { SOFT_MEMORY, SOFT_IMAGE, VFIO } kind;
     uint64_t size;

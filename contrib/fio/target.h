@@ -39,7 +39,7 @@ int target_open(const char *name, struct target **out, char *why, size_t why_len
  * Closes a target for one job; the last one resets its controller.
  *
  * Return: 0, or -errno: EBUSY (a request timed out, so its memory is quarantined); pf_strerror_last()
- * has the reason. What could not be released stays until the process ends.
+ * has the reason. Memory that could not be released stays until the process ends.
  */
 int target_close(struct target *target);
 
