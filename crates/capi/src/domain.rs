@@ -212,7 +212,8 @@ impl State {
         if self.domain.soft_bus().is_some() {
             return Err(fail!(
                 ENOTSUP,
-                "this domain has no device that {bdf} could join: create one with pf_domain_vfio or pf_domain_create"
+                "{bdf} cannot be opened in a software domain, whose devices are models: use a domain of pf_domain_create or \
+                 pf_domain_vfio"
             ));
         }
         // The interface is the domain's.

@@ -484,12 +484,19 @@ pub unsafe extern "C" fn pf_quarantine(
             unsafe { fill(held, &value, "held") }?;
         }
         // SAFETY: as the caller promises.
-        Ok(unsafe { store_text(&sentence(&value, &lost), why, why_len) })
+        Ok(unsafe { store_text(&sentence(&value, stats.held_bytes, &lost), why, why_len) })
     })
 }
 
-fn sentence(held: &pf_held, lost: &Lost) -> String {
+fn sentence(held: &pf_held, revoked_bytes: u64, lost: &Lost) -> String {
     let mut parts = Vec::new();
+    if revoked_bytes > 0 {
+        parts.push(format!(
+            "{} were revoked, and are in use until their loop, owner or queue finds that the flush has completed: call \
+             pf_requests_poll, pf_wait or pf_complete",
+            Counted(revoked_bytes, "byte")
+        ));
+    }
     if held.deferred > 0 {
         parts.push(format!(
             "a flush is late for {} ({} bytes): their memory is handed back when it completes",

@@ -425,8 +425,10 @@ static void goes_wrong(void) {
             continue;
         } else if (how == HANGS) {
             CHECK(done.end == PF_END_LATE && done.error == -ETIMEDOUT);
-            VALUE(pf_quarantine(domain, &held, NULL, 0));
+            char why[512];
+            VALUE(pf_quarantine(domain, &held, why, sizeof why));
             CHECK(held.quarantined == 0 && held.lost == 0);
+            CHECK(strstr(why, "4096 bytes were revoked, and are in use") != NULL);
         } else {
             CHECK(done.end == PF_END_LOST && done.error == -EIO);
             char why[512];
