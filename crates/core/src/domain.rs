@@ -107,7 +107,7 @@ pub use late::{deferred_bytes, quarantined_bytes};
 pub use local::BareAddresses;
 pub use local::DomainLocal;
 pub use mapping::{MapError, MapManyError, Mapping, Unrevoked};
-pub use revoked::{NotQuiesced, Quiesced, Revoked};
+pub use revoked::{NotQuiesced, QuiescedFuture, Revoked};
 pub use space::{Domain, DomainId, Payload, Pinned};
 pub use static_map::{Reservation, StaticMapping, UnmapStaticError};
 pub use stats::{BackendStats, DomainStats};

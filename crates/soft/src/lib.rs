@@ -17,8 +17,8 @@
 //! it, so a wrong entry is a [`Fault`] and not a wild access. Faults are also
 //! [recorded](SoftBus::take_faults) as VT-d does. Physical addresses are addresses in this process.
 //!
-//! Its cost model is a timeline, not a thread: a batch submitted at t completes at max(t, previous)
-//! + cost, plus a random delay. Effects that are due happen when a waiter polls. A waiter therefore
+//! Its cost model is a timeline, not a thread: a batch submitted at t completes `cost` and a random
+//! delay after the later of t and the end of the one before it. Effects that are due happen when a waiter polls. A waiter therefore
 //! really waits, also on two cores. A task that awaits a flush, and a domain that holds buffers
 //! dropped in flight, are woken by a thread, which an IOMMU starts for the first of them. Table
 //! walks may cost time too ([`SoftConfig::walk_cost`]): time of the device, which delays a program

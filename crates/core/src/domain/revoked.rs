@@ -1,6 +1,6 @@
 //! A payload from its map to its end: [`MappedPayload`], the state of a mapping before and after it
 //! is revoked; [`Revoked`], which holds it until no device can reach it and returns it to a thread
-//! that polls or waits; [`Quiesced`], the same as a future; and the release of buffers that the
+//! that polls or waits; [`QuiescedFuture`], the same as a future; and the release of buffers that the
 //! domain holds ([`Domain::release_late`]).
 
 use super::backend::{Revocation, Until, Wait};
@@ -564,29 +564,29 @@ impl Space {
 /// its domain. To keep the buffer, poll the future by reference (`&mut future` in a `select!`) and
 /// await it again.
 #[must_use = "the buffer is held until its ticket has completed: await it"]
-pub struct Quiesced<P: Pinned>(Option<Revoked<P>>);
+pub struct QuiescedFuture<P: Pinned>(Option<Revoked<P>>);
 
 /// Nothing in it is pinned in place.
-impl<P: Pinned> Unpin for Quiesced<P> {}
+impl<P: Pinned> Unpin for QuiescedFuture<P> {}
 
 impl<P: Pinned> Revoked<P> {
     /// Returns the future of the buffer: what `revoked.await` polls, for `block_on`, `select!` and
     /// the like, which take a `Future` and not an `IntoFuture`.
-    pub fn quiesced(self) -> Quiesced<P> {
-        Quiesced(Some(self))
+    pub fn quiesced(self) -> QuiescedFuture<P> {
+        QuiescedFuture(Some(self))
     }
 }
 
 impl<P: Pinned> IntoFuture for Revoked<P> {
     type Output = Result<P, NotQuiesced<P>>;
-    type IntoFuture = Quiesced<P>;
+    type IntoFuture = QuiescedFuture<P>;
 
-    fn into_future(self) -> Quiesced<P> {
+    fn into_future(self) -> QuiescedFuture<P> {
         self.quiesced()
     }
 }
 
-impl<P: Pinned> Future for Quiesced<P> {
+impl<P: Pinned> Future for QuiescedFuture<P> {
     type Output = Result<P, NotQuiesced<P>>;
 
     /// After completion it stays pending.
@@ -601,7 +601,7 @@ impl<P: Pinned> Future for Quiesced<P> {
     }
 }
 
-impl<P: Pinned> Drop for Quiesced<P> {
+impl<P: Pinned> Drop for QuiescedFuture<P> {
     fn drop(&mut self) {
         if let Some(revoked) = self.0.take() {
             revoked.abandon();
@@ -609,8 +609,8 @@ impl<P: Pinned> Drop for Quiesced<P> {
     }
 }
 
-impl<P: Pinned> fmt::Debug for Quiesced<P> {
+impl<P: Pinned> fmt::Debug for QuiescedFuture<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Quiesced").field(&self.0).finish()
+        f.debug_tuple("QuiescedFuture").field(&self.0).finish()
     }
 }

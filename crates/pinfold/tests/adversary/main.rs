@@ -1,5 +1,5 @@
-//! A random adversary on the real stack: after `Quiesced` no access lands, and a stack with any one
-//! known mistake is caught.
+//! A random adversary on the real stack: no access lands after its mapping is quiesced, and a stack
+//! with any one known mistake is caught.
 //!
 //! Several owners map, revoke and unmap buffers of 4 KiB to 2 MiB behind the software IOMMU, one by
 //! one and in batches, through the domain and through handles with windows of their own; they pass

@@ -2,7 +2,7 @@
 
 use crate::{Pages, SoftConfig, domain};
 use pinfold_core::access::FromDevice;
-use pinfold_core::domain::{BackendError, Domain, Quiesced, Revoked};
+use pinfold_core::domain::{BackendError, Domain, QuiescedFuture, Revoked};
 use pinfold_core::invalidate::WaitError;
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -157,7 +157,7 @@ fn wait_until_woken(unpark: &Unpark) {
 }
 
 /// Polls another task where it is woken, and panics.
-struct Rude(Mutex<Quiesced<Pages>>);
+struct Rude(Mutex<QuiescedFuture<Pages>>);
 
 impl Wake for Rude {
     fn wake(self: Arc<Self>) {

@@ -216,7 +216,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
     /// not full: in this order, or a walk between the two would stay cached. Takes no lock while it
     /// clears.
     #[inline(always)]
-    fn clear<'r>(
+    fn clear_and_flush<'r>(
         &self,
         first: Revocation<'r>,
         rest: &mut (impl Iterator<Item = Revocation<'r>> + ?Sized),
@@ -272,7 +272,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         }
     }
 
-    /// Does what [`clear`](Self::clear) does, in the wrong order.
+    /// Does what [`clear_and_flush`](Self::clear_and_flush) does, in the wrong order.
     #[cfg(any(test, feature = "known-bad"))]
     fn flush_then_clear<'r>(
         &self,
@@ -314,7 +314,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
     ) -> BackendError {
         let Some(range) = iova.part(0, mapped) else { return error };
         let incomplete = |flush| BackendError::RollbackIncomplete { iova, flush };
-        match self.clear(Revocation { range, window }, &mut empty()) {
+        match self.clear_and_flush(Revocation { range, window }, &mut empty()) {
             Ok(_) if known_bad::makes(Mistake::RollbackNotAwaited) => error,
             Ok(ticket) => self.invalidator.wait(ticket).map_or_else(incomplete, |()| error),
             Err(_) => BackendError::NotRevoked,
@@ -457,7 +457,7 @@ where
         first: Revocation<'w>,
         rest: &mut dyn Iterator<Item = Revocation<'w>>,
     ) -> Result<Ticket, BackendError> {
-        Ok(self.clear(first, rest)?)
+        Ok(self.clear_and_flush(first, rest)?)
     }
 
     fn wait(&self, ticket: Ticket, wait: Wait<'_>) -> Poll<Result<(), BackendError>> {
