@@ -114,7 +114,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-/// The longest wait of a dropped loop for the flushes of requests that it holds.
+/// The longest wait of a dropped loop for the flushes of the requests that it holds, for all
+/// together. A revocation that [`Domain::set_held_limit`] has wait is not part of it.
 pub const DROP_LIMIT: Duration = Duration::from_millis(50);
 
 /// When access to the payloads of a request ends.
@@ -270,6 +271,12 @@ pub enum NewError {
 /// The requests of a driver: see the [module](self).
 ///
 /// `N` is the number of payloads that a request has at most.
+///
+/// # Drop
+/// A drop revokes what was completed, and waits for all flushes together for [`DROP_LIMIT`] at most.
+/// Under a limit of the domain ([`Domain::set_held_limit`]) a revocation that exceeds it waits before
+/// that until the deadline of its flush, 5 s if the unit hangs and no other was set: once, and with
+/// [`Policy::Revoke`] once for each request.
 pub struct Requests<P: Pinned, const N: usize> {
     domain: DomainLocal,
     id: DomainId,

@@ -15,6 +15,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 /// The state of the unit, and the memory that the device could reach.
 #[derive(Default)]
@@ -41,6 +42,10 @@ struct Unit {
     wait_panics: bool,
     /// The number of waits limited only by the deadline of their flush.
     unlimited_waits: u64,
+    /// The limits of the other waits.
+    limits: Vec<Duration>,
+    /// A wait for what does not complete takes its time.
+    is_slow: bool,
 }
 
 impl Unit {
@@ -137,7 +142,18 @@ impl Backend for Shared {
             Wait::Not => self.lock().check(ticket),
             Wait::Wake(until, waker) => self.wake(ticket, until, waker),
             Wait::ToDeadline => Poll::Ready(self.block(ticket, true)),
-            Wait::For(_) => Poll::Ready(self.block(ticket, false)),
+            Wait::For(limit) => {
+                let limit = Duration::from_nanos(limit.time_ns);
+                let is_slow = {
+                    let mut unit = self.lock();
+                    unit.limits.push(limit);
+                    unit.is_slow
+                };
+                if is_slow {
+                    std::thread::sleep(limit);
+                }
+                Poll::Ready(self.block(ticket, false))
+            }
         }
     }
 }
@@ -280,6 +296,16 @@ impl Manual {
 
     pub(super) fn unlimited_waits(&self) -> u64 {
         self.unit.lock().unlimited_waits
+    }
+
+    /// Has each wait with a limit take as long as that.
+    pub(super) fn slow_down(&self) {
+        self.unit.lock().is_slow = true;
+    }
+
+    /// Returns the limits of all waits that had one.
+    pub(super) fn limits(&self) -> Vec<Duration> {
+        self.unit.lock().limits.clone()
     }
 
     /// Leaves a page with the domain until its flush completes, whose drop then panics.
