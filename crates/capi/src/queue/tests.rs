@@ -1,6 +1,8 @@
 //! A controller that fails commands, loses them, or fails itself: each request is reported once,
 //! and memory that the controller may still reach stays in use.
 
+mod ordering;
+
 use super::*;
 use crate::arena::{PF_POLICY_PER_USE, PF_POLICY_WHOLE};
 use crate::arena::{
