@@ -2,7 +2,7 @@
 //! answered is not reversed by a request that is sent again later.
 
 use crate::client::Client;
-use crate::common::Folder;
+use crate::common::{Folder, start, words};
 use crate::serve::Server;
 use pinfold_nbd::protocol::CommandFlags;
 use pinfold_nbd::{Command as Nbd, RequestHeader};
@@ -116,5 +116,41 @@ fn what_a_client_has_left_waiting_is_given_up() {
         std::thread::sleep(Duration::from_millis(1500));
         assert_holds(&server, if stays { 0xaa } else { 0 }, "given up");
         server.stop();
+    }
+}
+
+/// Through VFIO, of a device of `pinfold check` whose namespace is not ready for a while.
+#[test]
+fn a_write_to_a_device_behind_vfio_is_not_reversed() {
+    let folder = Folder::new();
+    let device = "check --nvme soft:64M --knob not-ready-ms=1200,late=0 --";
+    for (threads, leaves) in [(2, false), (1, true)] {
+        let case = format!("{threads} threads, it leaves: {leaves}");
+        let address = format!("unix:{}", folder.arg("socket"));
+        let own = env!("CARGO_BIN_EXE_pinfold");
+        let served = format!("serve vfio:0000:01:00.0 --nbd {address} --json --threads {threads}");
+        let line = words(&format!("{device} {own} {served}"));
+        let server = Server::started(start(&line), folder.arg("socket"));
+        let (mut first, mut second) = (server.client(), server.client());
+        send(&mut first, Nbd::WRITE, CommandFlags::empty(), 0xaa);
+        // It has been received, and waits for its retry.
+        std::thread::sleep(Duration::from_millis(300));
+        let first = if leaves {
+            drop(first);
+            None
+        } else {
+            Some(first)
+        };
+        send(&mut second, Nbd::WRITE, CommandFlags::FUA, 0xbb);
+        assert_eq!(second.reply(), (0xbb, None), "{case}");
+        if let Some(mut first) = first {
+            assert_eq!(first.reply(), (0xaa, None), "{case}");
+        }
+        assert_holds(&server, 0xbb, &case);
+        server.terminate();
+        let ended = server.wait();
+        // The signal reaches check, which ends the server.
+        assert_eq!(ended.code, Some(130), "{case}: {ended:#?}");
+        assert!(ended.err.contains("0 errors, 0 warnings"), "{case}: {ended:#?}");
     }
 }
