@@ -181,13 +181,16 @@ pub enum CheckError {
 }
 
 impl CheckError {
-    /// Returns the error of the system that refused it, if that is the reason.
+    /// Returns the error of the system that refused it, if that is the reason and the message does not
+    /// say what to do: where a namespace is refused, "no space left" is a limit of namespaces.
     pub fn system(&self) -> Option<&io::Error> {
         match self {
             Self::Device(DeviceError::Model(error)) => error.system(),
+            Self::Namespace { error, .. } => {
+                (error.raw_os_error() != Some(libc::ENOSPC)).then_some(error)
+            }
             Self::Device(DeviceError::System(error))
             | Self::Program { error, .. }
-            | Self::Namespace { error, .. }
             | Self::Filter { error, .. }
             | Self::System { error, .. } => Some(error),
             Self::Device(DeviceError::Small { .. } | DeviceError::Twice { .. }) => None,

@@ -57,6 +57,73 @@ const FIXES: &[(&str, &str)] = &[
     ("fuser -v {node}", "it names a program, and changes nothing"),
 ];
 
+/// How a command begins that is printed without `sudo`.
+const COMMANDS: &[&str] = &[
+    "ulimit",
+    "prlimit",
+    "sysctl ",
+    "modprobe",
+    "systemd-run",
+    "--property",
+    "--cap-add",
+    "--security-opt",
+    "SystemCallFilter=",
+    "`cat",
+    "`dmesg",
+    "in dmesg",
+    "see dmesg",
+    "lspci",
+    "lsattr",
+    "chattr",
+    "`ip ",
+    "`ss ",
+    "`ethtool ",
+    "taskset",
+    "; mount ",
+    "echo ",
+    "lsof",
+    "apparmor",
+];
+
+/// As [`FIXES`], of the commands that are printed without `sudo`.
+const FIXES_WITHOUT: &[(&str, &str)] = &[
+    ("ulimit -{option} {}", "fixes_of_limits_of_the_process_work"),
+    ("ulimit -v`", "fixes_of_limits_of_the_process_work"),
+    ("ulimit -d`", "fixes_of_limits_of_the_process_work"),
+    ("ulimit -u`", "fixes_of_limits_of_the_process_work"),
+    ("ulimit -n`", "a_limit_of_open_files_is_named_by_every_command"),
+    ("ulimit -f`", "a_limit_of_a_files_length_is_named_where_memory_is_a_file"),
+    ("sysctl user.max_user_namespaces", "a_limit_of_namespaces_is_named_and_can_be_raised"),
+    (
+        "sysctl kernel.unprivileged_userns_clone=1",
+        "switches of the kernels of two distributions, which the virtual machine's does not have",
+    ),
+    (
+        "apparmor_restrict_unprivileged_userns=0",
+        "a switch of one distribution's kernel, which the virtual machine's does not have",
+    ),
+    ("--security-opt seccomp=unconfined", "it starts a container, which no test does"),
+    ("--cap-add", "it starts a container, which no test does"),
+    ("--security-opt seccomp=PROFILE", "it starts a container, which no test does"),
+    ("echo {} > {file}", "the_memory_limit_of_a_control_group_is_reported_and_checked"),
+    ("echo 100 > napi_defer_hard_irqs", "it is a step of a measurement, which runs it itself"),
+    ("echo 200000 > gro_flush_timeout", "it is a step of a measurement, which runs it itself"),
+    ("SystemCallFilter=)", "it is a setting of a service, which no test starts"),
+    ("`cat`", "what_is_no_regular_file_is_written_by_way_of_one"),
+    ("chattr`", "a_destination_that_cannot_be_replaced_is_refused_first"),
+    ("lsattr", "it shows attributes, and changes nothing"),
+    ("`dmesg", "it shows what the kernel has said, and changes nothing"),
+    ("in dmesg", "it shows what the kernel has said, and changes nothing"),
+    ("see dmesg", "it shows what the kernel has said, and changes nothing"),
+    ("lspci -", "it lists devices, and changes nothing"),
+    ("`ip link`", "it lists interfaces, and changes nothing"),
+    ("`ss --xdp", "it lists sockets, and changes nothing"),
+    ("`ethtool --show-channels`", "it lists queues, and changes nothing"),
+    ("`ethtool --set-channels`", "queues_that_are_added_are_reported"),
+    ("taskset or numactl", "they place threads, in place of another program's options"),
+    ("; mount /proc", "a machine without /proc has no other mapping to look at"),
+];
+
 /// Returns all files below a folder whose names end so.
 fn files(folder: &Path, end: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -76,7 +143,7 @@ fn files(folder: &Path, end: &str) -> Vec<PathBuf> {
 fn product(source: &str) -> String {
     let (mut kept, mut is_test, mut before) = (String::new(), false, "");
     for line in source.lines() {
-        is_test |= before == "#[cfg(test)]" && line.starts_with("mod ") && line.ends_with('{');
+        is_test |= before == "#[cfg(test)]" && line.contains("mod ") && line.ends_with('{');
         let is_comment = line.trim_start().starts_with("//");
         if !is_test && !is_comment {
             match kept.strip_suffix("\\\n") {
@@ -90,48 +157,104 @@ fn product(source: &str) -> String {
     kept
 }
 
+/// Returns the product's sources, with their paths.
+fn sources() -> Vec<(String, String)> {
+    let mut sources = Vec::new();
+    for folder in ["crates", "tools"] {
+        for file in files(&root().join(folder), ".rs") {
+            let in_folder = |name: &str| file.components().any(|part| part.as_os_str() == name);
+            if in_folder("src") && !in_folder("tests") && !file.ends_with("tests.rs") {
+                let source = std::fs::read_to_string(&file).unwrap();
+                sources.push((file.display().to_string(), product(&source)));
+            }
+        }
+    }
+    sources
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Asserts that each command is in `fixes`, and that each of these is printed and has its test.
+fn assert_known(printed: &BTreeSet<(String, String)>, fixes: &[(&str, &str)], by: &str) {
+    assert!(printed.len() >= 20, "{printed:#?}");
+    for (command, file) in printed {
+        let known = fixes.iter().any(|(beginning, _)| command.starts_with(beginning));
+        assert!(known, "{file}: no test runs: {by}{command}");
+    }
+    let tests: String = files(&root().join("tools/cli/tests"), ".rs")
+        .iter()
+        .chain(&files(&root().join("vm/guest/tests"), ".sh"))
+        .map(|file| std::fs::read_to_string(file).unwrap())
+        .collect();
+    for (beginning, test) in fixes {
+        let is_printed = printed.iter().any(|(command, _)| command.starts_with(beginning));
+        assert!(is_printed, "nothing prints: {by}{beginning}");
+        let (of_program, of_machine) = (format!("fn {test}()"), format!("\n{test}() {{"));
+        let exists = tests.contains(&of_program) || tests.contains(&of_machine);
+        // A reason is several words.
+        assert!(exists || test.contains(' '), "there is no test {test}: {by}{beginning}");
+    }
+}
+
 #[test]
 fn every_command_that_is_printed_is_run_by_a_test() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut printed = BTreeSet::new();
-    for folder in ["crates", "tools"] {
-        for file in files(&root.join(folder), ".rs") {
-            let in_folder = |name: &str| file.components().any(|part| part.as_os_str() == name);
-            if !in_folder("src") || in_folder("tests") || file.ends_with("tests.rs") {
-                continue;
+    for (file, source) in sources() {
+        for (at, _) in source.match_indices("sudo ") {
+            let rest = &source[at + 5..];
+            // Not a command: what one begins with, words about them, and a second one.
+            if !["\"", "sysctl \")", "work outside", "update-grub"]
+                .iter()
+                .any(|word| rest.starts_with(word))
+            {
+                let line = rest.lines().next().unwrap();
+                printed.insert((line.replace("\\\"", "\""), file.clone()));
             }
-            let source = product(&std::fs::read_to_string(&file).unwrap());
-            for (at, _) in source.match_indices("sudo ") {
-                let rest = &source[at + 5..];
-                // Not a command: what one begins with, words about them, and a second one.
-                if !["\"", "sysctl \")", "work outside", "update-grub"]
-                    .iter()
-                    .any(|word| rest.starts_with(word))
-                {
-                    let line = rest.lines().next().unwrap();
-                    printed.insert((line.replace("\\\"", "\""), file.display().to_string()));
+        }
+    }
+    assert_known(&printed, FIXES, "sudo ");
+}
+
+#[test]
+fn every_command_that_is_printed_without_sudo_is_run_by_a_test() {
+    let mut printed = BTreeSet::new();
+    for (file, source) in sources() {
+        for line in source.lines().filter(|line| line.contains(['"', '`'])) {
+            for (at, _) in COMMANDS.iter().flat_map(|command| line.match_indices(command)) {
+                // What is part of a name, or of a command with `sudo`.
+                let is_word = !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+                let is_sudo = line[..at].contains("sudo ") || line[at..].contains("| sudo ");
+                if is_word && !is_sudo {
+                    printed.insert((line[at..].to_owned(), file.clone()));
                 }
             }
         }
     }
-    assert!(printed.len() >= 20, "{printed:#?}");
-    for (command, file) in &printed {
-        let known = FIXES.iter().any(|(beginning, _)| command.starts_with(beginning));
-        assert!(known, "{file}: no test runs: sudo {command}");
+    assert_known(&printed, FIXES_WITHOUT, "");
+}
+
+/// As root of a user namespace, whose own limit it is.
+#[test]
+fn a_limit_of_namespaces_is_named_and_can_be_raised() {
+    let run = |count: u32, program: &str, args: &[&str]| {
+        let script = format!(
+            "echo {count} >/proc/sys/user/max_mnt_namespaces || exit 77; exec \"$0\" \"$@\""
+        );
+        let by = ["--user", "--map-root-user", "sh", "-c", &script, program];
+        let mut command = Command::new("unshare");
+        command.args(by).args(args).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        finish_with(command)
+    };
+    if run(0, "true", &[]).code != Some(0) {
+        return skipped("needs user namespaces, whose limits can be set");
     }
-    let tests: String = files(&root.join("tools/cli/tests"), ".rs")
-        .iter()
-        .chain(&files(&root.join("vm/guest/tests"), ".sh"))
-        .map(|file| std::fs::read_to_string(file).unwrap())
-        .collect();
-    for (beginning, test) in FIXES {
-        let is_printed = printed.iter().any(|(command, _)| command.starts_with(beginning));
-        assert!(is_printed, "nothing prints: sudo {beginning}");
-        let (of_program, of_machine) = (format!("fn {test}()"), format!("\n{test}() {{"));
-        let exists = tests.contains(&of_program) || tests.contains(&of_machine);
-        // A reason is several words.
-        assert!(exists || test.contains(' '), "there is no test {test}: sudo {beginning}");
-    }
+    let refused = run(0, PROGRAM, &["check", "--", "true"]);
+    assert!(!refused.err.contains("free some space"), "{refused:?}");
+    refused.failed(125, &["a mount namespace", "sysctl user.max_user_namespaces, user.max_mnt_"]);
+    run(100, PROGRAM, &["check", "--", "true"]).ok();
 }
 
 /// Runs the program in a shell, under a limit, after a command.
