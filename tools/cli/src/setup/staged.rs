@@ -22,7 +22,10 @@ pub(crate) enum StagedError {
     #[error("{0} is a directory: name a file in it")]
     Directory(String),
     /// It is a device, a pipe, a socket.
-    #[error("{0} is not a regular file: only those can be replaced")]
+    #[error(
+        "{0} is not a regular file: only those can be replaced; name a new file and write that into it (`cat`), or, of an \
+         NVMe device, name the controller (vfio:BDF)"
+    )]
     NotRegular(String),
     /// It is a symbolic link to nothing.
     #[error("{0} is a symbolic link to nothing: remove it, or name the file it should point to")]

@@ -306,6 +306,22 @@ fn exceeding_the_file_size_limit_leaves_nothing_behind() {
     assert_eq!(folder.names(), ["in"]);
 }
 
+/// A pipe as a device: the refusal says how to write into it, and that does.
+#[test]
+fn what_is_no_regular_file_is_written_by_way_of_one() {
+    let folder = Folder::new();
+    let data = bytes(300_000);
+    let (source, pipe, new) = (folder.file("in", &data), folder.arg("pipe"), folder.arg("new"));
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    pinfold(&["copy", &source, &pipe, "--force"])
+        .failed(1, &[&pipe, "name a new file and write that into it (`cat`)", "vfio:BDF"]);
+    pinfold(&["copy", &source, &new]).ok();
+    let mut cat =
+        Command::new("sh").args(["-c", "cat \"$0\" >\"$1\"", &new, &pipe]).spawn().unwrap();
+    assert_eq!(std::fs::read(&pipe).unwrap(), data);
+    assert!(cat.wait().unwrap().success());
+}
+
 /// Found before the copy: it would fail when all is written, at the renaming.
 #[test]
 fn a_destination_that_cannot_be_replaced_is_refused_first() {
