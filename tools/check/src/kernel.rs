@@ -493,7 +493,7 @@ impl Kernel {
         let Some(function) = self.shared.functions.get(index) else {
             return Reply::Error(libc::ENODEV);
         };
-        match device::call(&self.shared, function, caller, request) {
+        match device::call(function, caller, request) {
             Some(answer) => answer.into(),
             None => {
                 self.shared.not_covered(&format!("request {request:#x} of a device"));

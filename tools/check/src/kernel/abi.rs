@@ -31,7 +31,6 @@ pub(crate) const DEVICE_RESET: u32 = vfio(11);
 pub(crate) const IOMMU_GET_INFO: u32 = vfio(12);
 pub(crate) const IOMMU_MAP_DMA: u32 = vfio(13);
 pub(crate) const IOMMU_UNMAP_DMA: u32 = vfio(14);
-pub(crate) const DEVICE_FEATURE: u32 = vfio(17);
 pub(crate) const DEVICE_BIND_IOMMUFD: u32 = vfio(18);
 pub(crate) const DEVICE_ATTACH: u32 = vfio(19);
 pub(crate) const DEVICE_DETACH: u32 = vfio(20);
@@ -192,7 +191,7 @@ mod tests {
             IOMMU_UNMAP_DMA,
         ];
         assert!((0..).zip(calls).all(|(n, call)| call == base + n));
-        let later = [DEVICE_FEATURE, DEVICE_BIND_IOMMUFD, DEVICE_ATTACH, DEVICE_DETACH];
-        assert!((17..).zip(later).all(|(n, call)| call == base + n));
+        let later = [DEVICE_BIND_IOMMUFD, DEVICE_ATTACH, DEVICE_DETACH];
+        assert!((18..).zip(later).all(|(n, call)| call == base + n));
     }
 }

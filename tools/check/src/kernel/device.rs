@@ -1,7 +1,7 @@
 //! The calls of a device's descriptor: information, interrupts, reset, configuration space.
 
+use super::Caller;
 use super::abi::{Answer, Capabilities, Struct};
-use super::{Caller, Shared};
 use crate::function::Function;
 use crate::irq;
 use crate::process;
@@ -266,12 +266,7 @@ fn registers(
 }
 
 /// Answers a request of a device; `None` for one that is not covered.
-pub(crate) fn call(
-    shared: &Shared,
-    function: &Function,
-    caller: &Caller,
-    request: u32,
-) -> Option<Answer> {
+pub(crate) fn call(function: &Function, caller: &Caller, request: u32) -> Option<Answer> {
     use super::abi;
     Some(match request {
         abi::DEVICE_GET_INFO => info(caller),
@@ -282,11 +277,6 @@ pub(crate) fn call(
             function.reset();
             Ok(0)
         }
-        // Features of migration and low power, which this function does not have.
-        abi::DEVICE_FEATURE => Err(libc::ENOTTY),
-        _ => {
-            let _ = shared;
-            return None;
-        }
+        _ => return None,
     })
 }
