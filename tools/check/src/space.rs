@@ -44,6 +44,27 @@ pub(crate) enum Fault {
     Gone(u64, Entry),
 }
 
+/// Addresses of a device, and the memory of a process that they are mapped to, of the same length.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) span: Span,
+    memory: Arc<Memory>,
+    own: Span,
+}
+
+impl Target {
+    /// Returns what of two targets is the same memory, at the addresses of each.
+    pub(crate) fn shared(&self, other: &Self) -> Option<[Span; 2]> {
+        if !Arc::ptr_eq(&self.memory, &other.memory) || !self.own.overlaps(&other.own) {
+            return None;
+        }
+        let first = self.own.first.max(other.own.first);
+        let len = self.own.last.min(other.own.last) - first + 1;
+        let at = |target: &Self| Span::new(target.span.first + (first - target.own.first), len);
+        Some([at(self)?, at(other)?])
+    }
+}
+
 #[derive(Debug, Default)]
 struct Inner {
     maps: BTreeMap<u64, Entry>,
@@ -163,6 +184,22 @@ impl Space {
             own.contains(vaddr).then(|| entry.span.first + (vaddr - own.first))
         });
         starts.next()
+    }
+
+    /// Returns what of `span` is mapped, each piece with its memory.
+    pub(crate) fn targets(&self, span: Span) -> Vec<Target> {
+        let inner = self.inner();
+        let before = lookup(&inner, span.first).map_or(span.first, |map| map.span.first);
+        let piece = |map: &Entry| {
+            let first = map.span.first.max(span.first);
+            let len = map.span.last.min(span.last) - first + 1;
+            Some(Target {
+                span: Span::new(first, len)?,
+                memory: map.memory.clone(),
+                own: Span::new(map.vaddr.wrapping_add(first - map.span.first), len)?,
+            })
+        };
+        inner.maps.range(before..=span.last).filter_map(|(_, map)| piece(map)).collect()
     }
 
     /// Returns how many mappings there are of the page at `vaddr` of a process.
@@ -350,6 +387,34 @@ mod tests {
         // As after an exec.
         let other = Arc::new(Memory::of(std::process::id()).unwrap());
         assert!(space.of_memory(&other, Span::new(0x70000, 1).unwrap()).is_empty());
+    }
+
+    #[test]
+    fn memory_that_is_mapped_twice_is_the_same() {
+        let [memory, other] = [(); 2].map(|()| Arc::new(Memory::of(std::process::id()).unwrap()));
+        let space = Space::default();
+        space.insert(entry(0x1000, 0x1000, 0x70000, &memory));
+        space.insert(entry(0x2000, 0x1000, 0x90000, &memory));
+        space.insert(entry(0x5000, 0x2000, 0x70800, &memory));
+        space.insert(entry(0x9000, 0x1000, 0x70000, &other));
+        let targets = |at, len| space.targets(Span::new(at, len).unwrap());
+        let spans = |at, len| -> Vec<(u64, u64)> {
+            targets(at, len).iter().map(|target| (target.span.first, target.span.len())).collect()
+        };
+        assert_eq!(spans(0, 0x1000), []);
+        assert_eq!(spans(0x1800, 0x1000), [(0x1800, 0x800), (0x2000, 0x800)]);
+        assert_eq!(spans(0x2fff, 0x2002), [(0x2fff, 1), (0x5000, 1)]);
+        let shared = |a: (u64, u64), b: (u64, u64)| {
+            let [a, b] = [targets(a.0, a.1), targets(b.0, b.1)];
+            a[0].shared(&b[0]).map(|spans| spans.map(|span| (span.first, span.len())))
+        };
+        assert_eq!(
+            shared((0x1000, 0x1000), (0x5000, 0x2000)),
+            Some([(0x1800, 0x800), (0x5000, 0x800)])
+        );
+        assert_eq!(shared((0x1000, 0x800), (0x5000, 0x2000)), None);
+        assert_eq!(shared((0x1000, 0x801), (0x5000, 0x2000)), Some([(0x1800, 1), (0x5000, 1)]));
+        assert_eq!(shared((0x1000, 0x1000), (0x9000, 0x1000)), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::findings::{self, Findings, Kind, counted};
 use crate::process::Site;
-use crate::space::{Entry, Fault, Past, Space, Span};
+use crate::space::{Entry, Fault, Past, Space, Span, Target};
 use pinfold_core::addr::Iova;
 use pinfold_nvme_model::{Bus, BusAccess, BusFault};
 use pinfold_soft::Random;
@@ -34,6 +34,8 @@ pub(crate) struct InFlight {
     pub(crate) is_awaited: bool,
     /// The number of the last change of the space when it was fetched.
     serial: u64,
+    /// The memory that the device writes, as it was mapped then.
+    written: Vec<Target>,
     /// Of one that waits: the hash of the data that the device reads, and that of the lists.
     hash: Option<u64>,
     list_hash: Option<u64>,
@@ -50,6 +52,7 @@ impl InFlight {
             wrong: None,
             is_awaited: true,
             serial: 0,
+            written: Vec::new(),
             hash: None,
             list_hash: None,
         }
@@ -63,6 +66,19 @@ impl InFlight {
     /// Returns the memory that the device writes, or that it reads.
     fn spans(&self, written: bool) -> impl Iterator<Item = &Span> {
         self.memory.iter().filter(move |(_, is)| *is == written).map(|(span, _)| span)
+    }
+
+    /// Describes the bytes that the device writes for both, which may be mapped at two addresses.
+    fn writes_with(&self, other: &Self) -> Option<String> {
+        let both = |span: &&Span| self.spans(true).any(|own| own.overlaps(span));
+        if let Some(span) = other.spans(true).find(both) {
+            return Some(format!("two commands in flight write the bytes in {span}"));
+        }
+        let mut pairs = other.written.iter().flat_map(|a| self.written.iter().map(move |b| (a, b)));
+        let [a, b] = pairs.find_map(|(a, b)| a.shared(b))?;
+        Some(format!(
+            "two commands in flight write the same bytes: {a} and {b} are the same memory"
+        ))
     }
 }
 
@@ -265,12 +281,13 @@ impl Watch {
     /// Notes a request that was fetched.
     pub(crate) fn fetched(&self, id: Id, mut new: InFlight) {
         let (queue, number) = id;
-        new.serial = self.space().map_or(0, |space| space.serial());
+        if let Some(space) = self.space() {
+            new.serial = space.serial();
+            new.written = new.spans(true).flat_map(|span| space.targets(*span)).collect();
+        }
         let mut state = self.state();
         for other in state.in_flight.values() {
-            let both = |span: &&Span| new.spans(true).any(|own| own.overlaps(span));
-            if let Some(span) = other.spans(true).find(both) {
-                let text = format!("two commands in flight write the bytes in {span}");
+            if let Some(text) = new.writes_with(other) {
                 self.add(&findings::WRITTEN_TWICE, text, || {
                     vec![other.request.to_string(), new.request.to_string()]
                 });

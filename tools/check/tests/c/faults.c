@@ -128,6 +128,20 @@ static void overlapping_reads(void)
 {
 	two_reads(read_to(1, FREE), read_to(2, wrong ? FREE : FREE + 1));
 }
+/* One page at two addresses of the device. */
+static void aliased(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 2, BOTH) && !map_at(0x200000000ull, BUF(wrong ? FREE : FREE + 2), PAGE, BOTH));
+	struct sqe a = read_to(1, FREE), b = rw(2, 2, 0x200000000ull, 0, 0, 8);
+	queue(&io, &a);
+	queue(&io, &b);
+	doorbell(&io);
+	complete(&io, NULL);
+	complete(&io, NULL);
+	CHECK(!unmap_at(0x200000000ull, PAGE) && !unmap(FREE, 2));
+	stop();
+}
 static void data_changed(void)
 {
 	start(ENTRIES);
@@ -646,6 +660,22 @@ static void bus_master_off(void)
 	CHECK(!unmap(FREE, 1));
 	CHECK(!unmap(0, FREE));
 }
+/* Off and on again while a command waits. */
+static void bus_master_in_flight(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	struct sqe c = read_to(1, FREE);
+	queue(&io, &c);
+	doorbell(&io);
+	if (wrong) { seen(0x1008, io.tail); pause_us(20000); }
+	else complete(&io, NULL);
+	bus_master(0);
+	bus_master(1);
+	if (wrong) complete(&io, NULL);
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
 static void interrupt_lost(void)
 {
 	char space[sizeof(struct vfio_irq_set) + 8];
@@ -770,6 +800,21 @@ static void not_covered(void)
 	if (wrong) CHECK(ioctl(device, _IO(';', 0xff)) == -1 && errno == ENOTTY);
 	stop();
 }
+/* The same of each other kind of descriptor, and a feature of the device. */
+static void unknown(int fd, unsigned long request)
+{
+	uint32_t argument[2] = { sizeof argument, VFIO_DEVICE_FEATURE_PROBE | VFIO_DEVICE_FEATURE_GET | 1 };
+	if (wrong) CHECK(ioctl(fd, request, argument) == -1 && errno == ENOTTY);
+}
+static void not_covered_container(void) { start(ENTRIES); unknown(container, _IO(';', 0xff)); stop(); }
+static void not_covered_group(void) { start(ENTRIES); unknown(group, _IO(';', 0xff)); stop(); }
+static void not_covered_feature(void) { start(ENTRIES); unknown(device, VFIO_DEVICE_FEATURE); stop(); }
+static void not_covered_iommufd(void)
+{
+	int fd = open("/dev/iommu", O_RDWR | O_CLOEXEC);
+	CHECK(fd >= 0);
+	unknown(fd, _IO(';', 0xff));
+}
 static void foreign_caller(void)
 {
 	start(ENTRIES);
@@ -785,7 +830,7 @@ static void foreign_caller(void)
 
 static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "dma-unmapped", dma_unmapped }, { "dma-remapped", dma_remapped }, { "unmap-in-flight", unmap_in_flight },
-	{ "memory-gone", memory_gone }, { "overlapping-reads", overlapping_reads }, { "data-changed", data_changed },
+	{ "memory-gone", memory_gone }, { "overlapping-reads", overlapping_reads }, { "aliased", aliased }, { "data-changed", data_changed },
 	{ "dma-direction", dma_direction }, { "map-refused-ignored", map_refused_ignored }, { "unmap-part", unmap_part },
 	{ "unmap-nothing", unmap_nothing }, { "entry-limit", entry_limit }, { "mapped-often", mapped_often },
 	{ "maps-left", maps_left }, { "repeated", repeated }, { "doorbell-value", doorbell_value }, { "doorbell-queue", doorbell_queue },
@@ -795,7 +840,7 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "queue-order", queue_order }, { "prp", prp }, { "sgl", sgl }, { "transfer-size", transfer_size },
 	{ "lba-range", lba_range }, { "command-field", command_field }, { "opcode", opcode }, { "namespace", namespace },
 	{ "admin-queue-changed", admin_queue_changed }, { "enable", enable_wrong }, { "enable-early", enable_early },
-	{ "bus-master-off", bus_master_off }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
+	{ "bus-master-off", bus_master_off }, { "bus-master-in-flight", bus_master_in_flight }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
 	{ "prp-list", prp_list }, { "prp-page", prp_page }, { "prp-second", prp_second }, { "prp-entry", prp_entry },
 	{ "exit-in-flight", exit_in_flight }, { "close-in-flight", close_in_flight }, { "disable-in-flight", disable_in_flight }, { "reset-at-once", reset_at_once }, { "full-at-disable", full_at_disable },
 	{ "prp-cross", prp_cross }, { "own-address", own_address }, { "own-prp2", own_prp2 }, { "short-queue", short_queue }, { "entry-sizes", entry_sizes }, { "queue-size", queue_size },
@@ -803,7 +848,10 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "list-changed", list_changed }, { "list-unmapped", list_unmapped },
 	{ "munmap", gone_munmap }, { "mremap", gone_mremap }, { "madvise", gone_madvise }, { "fallocate", gone_fallocate },
 	{ "ftruncate", gone_ftruncate }, { "mmap", gone_mmap }, { "beside", beside },
-	{ "failure-ignored", failure_ignored }, { "shutdown-skipped", shutdown_skipped }, { "not-covered", not_covered }, { "foreign-caller", foreign_caller },
+	{ "failure-ignored", failure_ignored }, { "shutdown-skipped", shutdown_skipped }, { "not-covered", not_covered },
+	{ "not-covered-container", not_covered_container }, { "not-covered-group", not_covered_group },
+	{ "not-covered-feature", not_covered_feature }, { "not-covered-iommufd", not_covered_iommufd },
+	{ "foreign-caller", foreign_caller },
 };
 
 int main(int argc, char **argv)

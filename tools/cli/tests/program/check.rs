@@ -217,6 +217,36 @@ fn an_interrupt_that_stays_masked() {
 }
 
 #[test]
+fn requests_that_are_not_covered_are_named() {
+    for (fault, request) in [
+        ("not-covered", "request 0x3bff of a device"),
+        ("not-covered-feature", "request 0x3b75 of a device"),
+        ("not-covered-group", "request 0x3bff of a group"),
+        ("not-covered-container", "request 0x3bff of a container"),
+        ("not-covered-iommufd", "request 0x3bff of an iommufd"),
+    ] {
+        let finding = planted_as("faults", PLAIN, fault, "not-covered", &[]);
+        assert_eq!(finding["text"], format!("not covered: {request}"));
+    }
+}
+
+#[test]
+fn bus_mastering_that_is_switched_off_with_commands_in_flight() {
+    // Longer than any pause between the doorbell and the call.
+    let late = ["--knob", "late=1,late-us=600000"];
+    let finding = planted_as("faults", &late, "bus-master-in-flight", "bus-master-off", &[]);
+    let text = "bus mastering was switched off with 1 command in flight";
+    assert!(finding["text"].as_str().unwrap().ends_with(text), "{finding:#}");
+}
+
+#[test]
+fn two_reads_into_a_page_that_is_mapped_twice() {
+    let finding = planted_as("faults", PLAIN, "aliased", "overlapping-reads", &[]);
+    let text = "0x108000 to 0x108fff and 0x200000000 to 0x200000fff are the same memory";
+    assert!(finding["text"].as_str().unwrap().contains(text), "{finding:#}");
+}
+
+#[test]
 fn a_head_that_is_rung_twice() {
     let finding = planted_as("faults", PLAIN, "cq-double", "cq-head-ahead", &[]);
     assert!(finding["text"].as_str().unwrap().contains("comes to entry 1 of 32"), "{finding:#}");
