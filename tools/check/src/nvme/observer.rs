@@ -20,6 +20,9 @@ const ADMIN_OPCODES: [u8; 31] = [
     0x19, 0x1a, 0x1c, 0x1d, 0x1e, 0x20, 0x21, 0x22, 0x24, 0x7c, 0x7f, 0x80, 0x81, 0x82, 0x84,
 ];
 
+/// SEL of Get Features: what may be done with a feature, without its data (Base 5.15).
+const SUPPORTED_CAPABILITIES: u32 = 3;
+
 /// What the checks need to know of the controller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -37,6 +40,12 @@ impl Limits {
     fn data_bytes(&self, queue: u16, command: &Command) -> u64 {
         match (queue, command.opcode) {
             (0, admin::IDENTIFY) => 4096,
+            (0, admin::GET_LOG_PAGE) => {
+                // NUMDL and NUMDU, of dwords and 0-based (Base 5.16).
+                let high = u64::from(command.cdw11.get() & 0xffff) << 16;
+                ((high | u64::from(command.cdw10.get() >> 16)) + 1) * 4
+            }
+            (0, admin::GET_FEATURES | admin::SET_FEATURES) => feature_bytes(command),
             (0, _) => 0,
             (_, nvm::READ | nvm::WRITE) => {
                 u64::from(command.blocks()) * u64::from(self.block_bytes)
@@ -44,6 +53,31 @@ impl Limits {
             (_, nvm::DATASET_MANAGEMENT) => u64::from((command.cdw10.get() & 0xff) + 1) * 16,
             _ => 0,
         }
+    }
+}
+
+/// Returns the length of the data of a feature (Base, figure "Feature Identifiers"; NVM 4.1.3); 0
+/// where it is in the command or in its completion alone.
+fn feature_bytes(command: &Command) -> u64 {
+    let cdw10 = command.cdw10.get();
+    let is_get = command.opcode == admin::GET_FEATURES;
+    if is_get && cdw10 >> 8 & 7 == SUPPORTED_CAPABILITIES {
+        return 0;
+    }
+    match cdw10 & 0xff {
+        // LBA ranges; metadata of a controller and of a namespace.
+        0x03 | 0x7d..=0x7f => 4096,
+        // Autonomous power state transitions.
+        0x0c => 256,
+        // The attributes of the host's memory buffer.
+        0x0d if is_get => 4096,
+        // The time.
+        0x0e => 8,
+        // Predictable latency, and the host's behavior.
+        0x13 | 0x16 => 512,
+        // The host's identifier, whose size EXHID says.
+        0x81 => 8 << (command.cdw11.get() & 1),
+        _ => 0,
     }
 }
 
@@ -70,6 +104,8 @@ impl fmt::Display for Submitted {
             (0, admin::DELETE_CQ) => format!("delete completion queue {id}"),
             (0, admin::DELETE_SQ) => format!("delete submission queue {id}"),
             (0, admin::GET_LOG_PAGE) => format!("get log page {:#x}", command.cdw10.get() & 0xff),
+            (0, admin::GET_FEATURES) => format!("get feature {:#x}", command.cdw10.get() & 0xff),
+            (0, admin::SET_FEATURES) => format!("set feature {:#x}", command.cdw10.get() & 0xff),
             (0, opcode) => format!("admin command {opcode:#04x}"),
             (_, nvm::READ) => format!("read of {}", range()),
             (_, nvm::WRITE) => format!("write of {}", range()),
@@ -91,7 +127,7 @@ impl fmt::Display for Submitted {
 /// Returns whether the device writes the data of a command.
 fn is_written(queue: u16, command: &Command) -> bool {
     match queue {
-        0 => matches!(command.opcode, admin::IDENTIFY | admin::GET_LOG_PAGE),
+        0 => matches!(command.opcode, admin::IDENTIFY | admin::GET_LOG_PAGE | admin::GET_FEATURES),
         _ => command.opcode == nvm::READ,
     }
 }
@@ -319,6 +355,40 @@ impl Observer for Observing {
                 watch.add(&findings::CQ_FULL, text, Vec::new);
             }
             _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::little_endian::U32;
+
+    #[test]
+    fn the_data_of_admin_commands_have_a_length() {
+        let limits =
+            Limits { block_bytes: 512, page_size: 4096, mdts: 0, mqes: 1, has_sgls: false };
+        let bytes = |opcode, cdw10: u32, cdw11: u32| {
+            let (cdw10, cdw11) = (U32::new(cdw10), U32::new(cdw11));
+            limits.data_bytes(0, &Command { opcode, cdw10, cdw11, ..Command::default() })
+        };
+        assert_eq!(bytes(admin::GET_LOG_PAGE, 2, 0), 4);
+        assert_eq!(bytes(admin::GET_LOG_PAGE, 127 << 16 | 2, 0), 512);
+        // The upper half of CDW11 is not of the length.
+        assert_eq!(bytes(admin::GET_LOG_PAGE, 2, 7 << 16 | 1), (1 << 18) + 4);
+        assert_eq!(bytes(admin::GET_LOG_PAGE, u32::MAX, u32::MAX), 1 << 34);
+        for (feature, cdw11, get, set) in [
+            (0x07, 0, 0, 0),
+            (0x0d, 0, 4096, 0),
+            (0x0e, 0, 8, 8),
+            (0x16, 0, 512, 512),
+            (0x81, 0, 8, 8),
+            (0x81, 1, 16, 16),
+        ] {
+            assert_eq!(bytes(admin::GET_FEATURES, feature, cdw11), get, "{feature:#x}");
+            assert_eq!(bytes(admin::GET_FEATURES, feature | 1 << 8, cdw11), get, "{feature:#x}");
+            assert_eq!(bytes(admin::GET_FEATURES, feature | 3 << 8, cdw11), 0, "{feature:#x}");
+            assert_eq!(bytes(admin::SET_FEATURES, feature | 1 << 31, cdw11), set, "{feature:#x}");
         }
     }
 }
