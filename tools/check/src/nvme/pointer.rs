@@ -3,7 +3,7 @@
 
 use crate::space::{Space, Span};
 use crate::watch::Wrong;
-use pinfold_nvme::spec::Command;
+use pinfold_nvme::spec::{Command, SglDescriptor};
 
 /// The most entries of one command that are followed.
 const ENTRIES: usize = 4096;
@@ -13,7 +13,7 @@ const ENTRIES: usize = 4096;
 pub(super) struct Pointer {
     /// The data, in order; adjacent pieces are one.
     pub(super) data: Vec<Span>,
-    /// The PRP lists, or the first segment of an SGL.
+    /// The PRP lists, or the segments of an SGL.
     pub(super) lists: Vec<Span>,
     /// What is wrong with PRP2 or with a list, where the controller comes upon it.
     pub(super) wrong: Option<Wrong>,
@@ -43,11 +43,9 @@ impl Pointer {
         if command.flags & Command::PSDT_SGL != 0 {
             let sgl = command.sgl1();
             let (at, len) = (sgl.address.get(), u64::from(sgl.length.get()));
-            // One data block, or a segment with more: the controller checks it when it reads it.
             match sgl.kind {
-                0 => found.add(at, len.min(bytes)),
-                0x20 | 0x30 => found.lists.extend(Span::new(at, len)),
-                _ => {}
+                SglDescriptor::DATA_BLOCK => found.add(at, len.min(bytes)),
+                _ => found.follow_segments(space, sgl, bytes),
             }
             return found;
         }
@@ -68,6 +66,41 @@ impl Pointer {
             found.follow(space, prp2, left, page);
         }
         found
+    }
+
+    /// Follows the segments of an SGL from `segment` on, for `left` bytes of data. What is wrong with
+    /// them the controller says when it reads them.
+    fn follow_segments(&mut self, space: Option<&Space>, segment: SglDescriptor, mut left: u64) {
+        const BYTES: u64 = SglDescriptor::BYTES as u64;
+        let mut followed = 0;
+        let mut next = Some(segment);
+        while let Some(segment) = next.take() {
+            if !matches!(segment.kind, SglDescriptor::SEGMENT | SglDescriptor::LAST_SEGMENT) {
+                return;
+            }
+            let (at, len) = (segment.address.get(), u64::from(segment.length.get()));
+            let Some(list) = Span::new(at, len) else { return };
+            self.lists.push(list);
+            let Some(space) = space else { return };
+            for number in 0..len / BYTES {
+                let mut bytes = [0; SglDescriptor::BYTES];
+                if followed == ENTRIES || space.read(at + number * BYTES, &mut bytes).is_err() {
+                    return;
+                }
+                followed += 1;
+                let descriptor: SglDescriptor = zerocopy::transmute!(bytes);
+                if descriptor.kind == SglDescriptor::DATA_BLOCK {
+                    let piece = u64::from(descriptor.length.get()).min(left);
+                    self.add(descriptor.address.get(), piece);
+                    left -= piece;
+                } else {
+                    // Only the last one of a segment leads to another one.
+                    let leads =
+                        segment.kind == SglDescriptor::SEGMENT && (number + 1) * BYTES == len;
+                    next = leads.then_some(descriptor);
+                }
+            }
+        }
     }
 
     /// Follows the list at `list` for `left` bytes.
@@ -169,6 +202,10 @@ mod tests {
     /// Two pages of lists at 0x10000, and eight of data, without memory, at 0x20000. The lists'
     /// entries are `words`, by their number in both pages.
     fn found(prps: [u64; 2], bytes: u64, words: &[(usize, u64)]) -> Pointer {
+        found_as(0, prps, bytes, words)
+    }
+
+    fn found_as(flags: u8, prps: [u64; 2], bytes: u64, words: &[(usize, u64)]) -> Pointer {
         let mut lists = vec![0u64; 1024];
         for (at, word) in words {
             lists[*at] = word.to_le();
@@ -182,7 +219,7 @@ mod tests {
             space.insert(Entry { span, vaddr, read, write, memory, serial, site });
         }
         let (prp1, prp2) = (U64::new(prps[0]), U64::new(prps[1]));
-        let command = Command { prp1, prp2, ..Command::default() };
+        let command = Command { flags, prp1, prp2, ..Command::default() };
         let found = Pointer::of(&command, bytes, PAGE, Some(&space));
         std::hint::black_box(&lists);
         found
@@ -268,5 +305,31 @@ mod tests {
         assert_eq!(sgl(0x20), (vec![], vec![(0x5000, 32)]));
         assert_eq!(sgl(0x30), (vec![], vec![(0x5000, 32)]));
         assert_eq!(sgl(0x10), (vec![], vec![]), "a bit bucket");
+    }
+
+    #[test]
+    fn the_segments_of_an_sgl_are_followed() {
+        const SEGMENT: u64 = 0x20 << 56;
+        const LAST: u64 = 0x30 << 56;
+        let sgl = |words: &[(usize, u64)]| {
+            let found = found_as(Command::PSDT_SGL, [0x1_0000, SEGMENT | 48], 2 * PAGE, words);
+            (spans(&found.data), spans(&found.lists))
+        };
+        // Two data blocks, one of them empty, and a segment with another one that is too long.
+        let words = [(0, 0x2_0000), (1, PAGE), (2, 0x2_3000), (4, 0x1_1000), (5, LAST | 16)];
+        let words = [&words[..], &[(512, 0x2_5000), (513, 9 * PAGE)]].concat();
+        let lists = vec![(0x1_0000, 48), (0x1_1000, 16)];
+        assert_eq!(sgl(&words), (vec![(0x2_0000, PAGE), (0x2_5000, PAGE)], lists));
+        // One that leads nowhere, and one that leads to itself.
+        let (_, lists) = sgl(&[(4, 0x9_0000), (5, LAST | 16)]);
+        assert_eq!(lists, [(0x1_0000, 48), (0x9_0000, 16)]);
+        let (data, lists) = sgl(&[(4, 0x1_0000), (5, SEGMENT | 48)]);
+        assert_eq!((data.len(), lists.len()), (0, ENTRIES / 3 + 1));
+        // A segment in the middle of another one, or in the last one, is none.
+        assert_eq!(sgl(&[(2, 0x1_1000), (3, SEGMENT | 16)]).1.len(), 1);
+        assert_eq!(
+            sgl(&[(4, 0x1_1000), (5, LAST | 16), (512, 0x1_0000), (513, LAST | 16)]).1.len(),
+            2
+        );
     }
 }

@@ -568,6 +568,49 @@ static void sgl(void)
 	CHECK(!unmap(FREE, 1));
 	stop();
 }
+/* A command whose memory goes, or whose data changes, before its completion. */
+static void admin_data(const struct sqe *c, int is_unmapped)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	queue(&admin, c);
+	doorbell(&admin);
+	if (wrong) {
+		seen(0x1000, admin.tail);
+		pause_us(20000);
+		if (is_unmapped) CHECK(!unmap(FREE, 1)); else BUF(FREE)[1] = 7;
+	}
+	complete(&admin, NULL);
+	if (!wrong || !is_unmapped) CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void log_unmapped(void)
+{
+	admin_data(&(struct sqe){ .opcode = 2, .cid = 5, .nsid = ~0u, .prp1 = AT(FREE), .cdw10 = 127 << 16 | 2 }, 1);
+}
+static void feature_changed(void)
+{
+	admin_data(&(struct sqe){ .opcode = 9, .cid = 5, .prp1 = AT(FREE), .cdw10 = 0x16 }, 0);
+}
+/* The data is in two pages, of which the second one is in a second segment. */
+static void sgl_unmapped(void)
+{
+	start(ENTRIES);
+	struct { uint64_t at, len_and_type; } *first = (void *)BUF(FREE + 4), *second = (void *)BUF(FREE + 5);
+	CHECK(!map(FREE, 1, BOTH) && !map(FREE + 1, 1, BOTH) && !map(FREE + 4, 2, RAM_READ));
+	first[0].at = AT(FREE); first[0].len_and_type = PAGE / 2;
+	first[1].at = AT(FREE + 5); first[1].len_and_type = 16 | 0x30ull << 56;
+	second[0].at = AT(FREE + 1); second[0].len_and_type = PAGE / 2;
+	struct sqe c = rw(2, 1, AT(FREE + 4), 32 | 0x20ull << 56, 0, 8);
+	c.flags = 1 << 6;
+	queue(&io, &c);
+	doorbell(&io);
+	if (wrong) { seen(0x1008, io.tail); pause_us(20000); CHECK(!unmap(FREE + 1, 1)); }
+	CHECK(wrong == !!complete(&io, NULL));
+	if (!wrong) CHECK(!unmap(FREE + 1, 1));
+	CHECK(!unmap(FREE, 1) && !unmap(FREE + 4, 2));
+	stop();
+}
 static void transfer_size(void)
 {
 	start(ENTRIES);
@@ -846,6 +889,7 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "prp-cross", prp_cross }, { "own-address", own_address }, { "own-prp2", own_prp2 }, { "short-queue", short_queue }, { "entry-sizes", entry_sizes }, { "queue-size", queue_size },
 	{ "head-not-rung", head_not_rung }, { "one-too-many", one_too_many }, { "early-doorbell", early_doorbell }, { "still-masked", still_masked }, { "doorbell-deleted", doorbell_deleted }, { "sq-before-cq", sq_before_cq },
 	{ "list-changed", list_changed }, { "list-unmapped", list_unmapped },
+	{ "log-unmapped", log_unmapped }, { "feature-changed", feature_changed }, { "sgl-unmapped", sgl_unmapped },
 	{ "munmap", gone_munmap }, { "mremap", gone_mremap }, { "madvise", gone_madvise }, { "fallocate", gone_fallocate },
 	{ "ftruncate", gone_ftruncate }, { "mmap", gone_mmap }, { "beside", beside },
 	{ "failure-ignored", failure_ignored }, { "shutdown-skipped", shutdown_skipped }, { "not-covered", not_covered },

@@ -246,6 +246,34 @@ fn two_reads_into_a_page_that_is_mapped_twice() {
     assert!(finding["text"].as_str().unwrap().contains(text), "{finding:#}");
 }
 
+/// A device that is late with admin commands, too, as only a hostile one is; else it behaves well.
+const LATE_ADMIN: &[&str] = &[
+    "--hostile",
+    "1",
+    "--knob",
+    "mqes=1023,dstrd=0,mpsmin=0,mdts=8,queues=16,block=512,ready-ms=1,not-ready-ms=0,aborts=1,events=0,\
+     spurious=0,late=1,late-us=600000,reorder=0,retry=0,scatter=0,cfs=0,remove=0,burst-us=0",
+];
+
+#[test]
+fn data_of_admin_commands_is_in_flight() {
+    let finding =
+        planted_as("faults", LATE_ADMIN, "log-unmapped", "unmap-in-flight", &["dma-unmapped"]);
+    let text =
+        "0x108000 to 0x108fff is unmapped while a command in flight uses 0x108000 to 0x1081ff";
+    assert!(finding["text"].as_str().unwrap().ends_with(text), "{finding:#}");
+    assert!(finding["details"][0].as_str().unwrap().contains("get log page 0x2; "), "{finding:#}");
+    planted_as("faults", LATE_ADMIN, "feature-changed", "data-changed", &[]);
+}
+
+#[test]
+fn data_in_the_second_segment_of_an_sgl_is_in_flight() {
+    let late = ["--knob", "sgl=1,late=1,late-us=600000"];
+    let finding = planted_as("faults", &late, "sgl-unmapped", "unmap-in-flight", &["dma-unmapped"]);
+    let text = "uses 0x109000 to 0x1097ff";
+    assert!(finding["text"].as_str().unwrap().ends_with(text), "{finding:#}");
+}
+
 #[test]
 fn a_head_that_is_rung_twice() {
     let finding = planted_as("faults", PLAIN, "cq-double", "cq-head-ahead", &[]);
