@@ -108,7 +108,7 @@ impl Pointer {
         let count = left.div_ceil(page);
         let takes = format!("the controller takes PRP2 {prp2:#x} for a list of {count} entries");
         let mut list = prp2;
-        let mut number = 1;
+        let mut number = 0;
         if !prp2.is_multiple_of(8) {
             self.is_wrong(None, || format!("{takes}, and it is no multiple of 8"));
             return;
@@ -261,10 +261,10 @@ mod tests {
         assert!(text.ends_with("not the address of a page") && at.is_empty(), "{text}");
         // The first entry is named, and all addresses.
         let (text, at) = wrong(0x1_0000, 4, &[(0, 0x2_1000), (1, 0x9_0000)]);
-        assert!(text.contains("a list of 3 entries, of which entry 2 is 0x90000"), "{text}");
+        assert!(text.contains("a list of 3 entries, of which entry 1 is 0x90000"), "{text}");
         assert_eq!(at, [(0x9_0000, PAGE), (0, PAGE)]);
         let (text, _) = wrong(0x1_0000, 3, &[(0, 0x2_1000), (1, 0x2_0808)]);
-        assert!(text.contains("entry 2 is 0x20808: not the address"), "{text}");
+        assert!(text.contains("entry 1 is 0x20808: not the address"), "{text}");
         let (text, at) = wrong(0x1_0004, 3, &[]);
         assert!(text.contains("no multiple of 8") && at.is_empty(), "{text}");
         let (text, _) = wrong(0x1_0ff8, 3, &[(511, 0x1_1008)]);
