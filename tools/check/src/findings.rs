@@ -3,6 +3,7 @@
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many findings of one kind are kept with their details; the others are counted.
@@ -261,11 +262,13 @@ struct State {
 pub(crate) struct Findings {
     state: Mutex<State>,
     suppressed: Vec<String>,
+    /// How many were made of those that are suppressed.
+    hidden: AtomicU64,
 }
 
 impl Findings {
     pub(crate) fn new(suppressed: Vec<String>) -> Self {
-        Self { state: Mutex::default(), suppressed }
+        Self { suppressed, ..Self::default() }
     }
 
     // Each change is a push or an addition, so a panic leaves it consistent.
@@ -276,6 +279,7 @@ impl Findings {
     /// Adds a finding. `details` is called where they will be printed.
     pub(crate) fn add(&self, kind: &Kind, text: String, details: impl FnOnce() -> Vec<String>) {
         if self.suppressed.iter().any(|id| id == kind.id) {
+            self.hidden.fetch_add(1, Ordering::Relaxed);
             return;
         }
         if !self.count(kind, &text) {
@@ -315,6 +319,11 @@ impl Findings {
             count: 1,
         });
         true
+    }
+
+    /// Returns how many findings were suppressed.
+    pub(crate) fn suppressed(&self) -> u64 {
+        self.hidden.load(Ordering::Relaxed)
     }
 
     pub(crate) fn take(&self) -> (Vec<Finding>, BTreeMap<&'static str, u64>) {
@@ -370,6 +379,7 @@ mod tests {
             findings.add(&UNMAPPED, format!("access {}", n / 2), || vec![format!("round {n}")]);
         }
         findings.add(&OPCODE, "suppressed".into(), || unreachable!());
+        assert_eq!(findings.suppressed(), 1);
         let (kept, counts) = findings.take();
         let kept: Vec<_> =
             kept.iter().map(|kept| (&*kept.text, &*kept.details[0], kept.count)).collect();

@@ -154,6 +154,13 @@ fn names() -> String {
     RULES.iter().map(|rule| rule.name).collect::<Vec<_>>().join(", ")
 }
 
+impl Knob {
+    /// Returns its name.
+    pub fn name(&self) -> &'static str {
+        RULES.get(self.place).map_or("", |rule| rule.name)
+    }
+}
+
 impl FromStr for Knob {
     type Err = KnobError;
 
@@ -172,7 +179,7 @@ impl FromStr for Knob {
 
 impl fmt::Display for Knob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}", RULES.get(self.place).map_or("", |rule| rule.name), self.value)
+        write!(f, "{}={}", self.name(), self.value)
     }
 }
 

@@ -120,6 +120,8 @@ pub struct CheckReport {
     pub findings: Vec<Finding>,
     /// How often each kind was found.
     pub counts: BTreeMap<&'static str, u64>,
+    /// How many findings were suppressed.
+    pub suppressed: u64,
     /// How the program ended.
     pub ending: Ending,
     /// How many commands the devices executed.
@@ -277,6 +279,7 @@ pub fn run(config: &CheckConfig) -> Result<CheckReport, CheckError> {
     drop(supervisor);
     let commands = functions.iter().map(|function| function.requests()).sum();
     let fates = functions.iter().map(|function| function.fate()).collect();
+    let suppressed = findings.suppressed();
     let (findings, counts) = findings.take();
-    Ok(CheckReport { findings, counts, ending, commands, knobs, fates })
+    Ok(CheckReport { findings, counts, suppressed, ending, commands, knobs, fates })
 }

@@ -361,11 +361,11 @@ pub(crate) struct CheckArgs {
     pub(crate) virtio_blk: Vec<CheckDevice>,
 
     /// Make the devices as bad as the specification allows; the seed decides how
-    #[arg(long, value_name = "SEED")]
+    #[arg(long, value_name = "SEED", value_parser = seed)]
     pub(crate) hostile: Option<u64>,
 
     /// Set a property of the devices, whatever the seed decides: mqes=1, or several, separated by
-    /// commas; docs/check.md lists them
+    /// commas, each once; docs/check.md lists them
     #[arg(long, value_name = "NAME=VALUE", value_delimiter = ',')]
     pub(crate) knob: Vec<pinfold_check::Knob>,
 
@@ -405,6 +405,10 @@ pub(crate) struct CheckArgs {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     pub(crate) program: Vec<std::ffi::OsString>,
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("a seed is a number from 0 to {}", u64::MAX))
 }
 
 fn iova_bits(text: &str) -> Result<u32, String> {

@@ -115,6 +115,14 @@ pub(crate) enum Failure {
         /// The identifier.
         id: String,
     },
+    /// A property of the devices has two values.
+    #[error("--knob {first} and --knob {second}: give each knob once")]
+    CheckKnobs {
+        /// The first value.
+        first: pinfold_check::Knob,
+        /// The second one.
+        second: pinfold_check::Knob,
+    },
     /// There are more devices than bus numbers.
     #[error(
         "device {number} has no address: buses are numbered from 1 to 255; give the others their own, as in \
@@ -257,7 +265,7 @@ impl Failure {
             Self::Check(_) | Self::CheckFile { .. } | Self::CheckSuppressed { .. } => {
                 Exit::Command(CHECK_FAILED)
             }
-            Self::CheckDevices { .. } => Exit::Usage,
+            Self::CheckDevices { .. } | Self::CheckKnobs { .. } => Exit::Usage,
             Self::Engine(EngineError::Interrupted) => Exit::Interrupted,
             _ => Exit::Failed,
         }

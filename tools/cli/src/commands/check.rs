@@ -15,13 +15,17 @@ use pinfold_nvme_model::{FileMedia, Media, MemoryMedia};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::fs::OpenOptions;
 use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 /// The exit code of a run with findings, and of a program that was killed at its time limit.
 const FOUND: u8 = 3;
 const TIME_LIMIT: u8 = 124;
+/// What `memory-gone` says where the calls by which memory goes are not looked at.
+const WATCH_MEMORY: &str = "with --watch-memory the call that takes the memory away is reported";
 /// The group of the first device; the others follow.
 const FIRST_GROUP: u32 = 7;
 
@@ -29,6 +33,7 @@ const FIRST_GROUP: u32 = 7;
 struct JsonReport<'a> {
     findings: &'a [Finding],
     counts: &'a BTreeMap<&'static str, u64>,
+    suppressed: u64,
     commands: u64,
     seed: Option<u64>,
     devices: Vec<JsonDevice<'a>>,
@@ -91,6 +96,15 @@ fn devices(args: &CheckArgs) -> Result<Vec<DeviceConfig>, Failure> {
 
 /// Runs the program and reports; returns the exit code.
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
+    if let Some(path) = &args.report {
+        may_write(path).map_err(|error| report_error(path, error))?;
+    }
+    for (number, knob) in args.knob.iter().enumerate() {
+        let before = args.knob.iter().take(number).find(|other| other.name() == knob.name());
+        if let Some(before) = before {
+            return Err(Failure::CheckKnobs { first: *before, second: *knob });
+        }
+    }
     let devices = devices(args)?;
     let mut config = CheckConfig::new(devices, args.program.clone());
     config.hostile = args.hostile;
@@ -101,7 +115,11 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     config.time_limit = args.time_limit.map(|limit| limit.0);
     config.suppress = suppressed(args)?;
     signal::raise(&config.stop).map_err(Failure::Signals)?;
-    let report = run_program(&config)?;
+    let mut report = run_program(&config)?;
+    if !config.watch_memory {
+        let gone = report.findings.iter_mut().filter(|finding| finding.id == "memory-gone");
+        gone.for_each(|finding| finding.details.push(WATCH_MEMORY.to_owned()));
+    }
     let text = match args.json {
         true => json(args, &config, &report)?,
         false => text(args, &config, &report),
@@ -110,11 +128,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
         Some(path) => std::fs::write(path, &text).map_err(|error| {
             // Not lost, since the run may have been long.
             output::report(&text);
-            Failure::CheckFile {
-                attempt: "write the report to",
-                name: path.display().to_string(),
-                error,
-            }
+            report_error(path, error)
         })?,
         None => output::report(&text),
     }
@@ -132,6 +146,27 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
         Ending::TimeLimit => ExitCode::from(TIME_LIMIT),
         Ending::Stopped => Exit::Interrupted.into(),
     })
+}
+
+fn report_error(path: &Path, error: io::Error) -> Failure {
+    Failure::CheckFile { attempt: "write the report to", name: path.display().to_string(), error }
+}
+
+/// Finds out whether a report can be written to `path`, and changes nothing there: it is written when
+/// the program has ended.
+fn may_write(path: &Path) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    match std::fs::metadata(path) {
+        Ok(known) if known.is_file() || known.is_dir() => options.write(true).open(path).map(drop),
+        // A pipe, whose reader may come later, or a link to a file that does not exist yet.
+        Ok(_) => Ok(()),
+        Err(_) if path.is_symlink() => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            options.write(true).create_new(true).open(path)?;
+            std::fs::remove_file(path)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Reads the identifiers of the file of `--suppress`: one a line, `#` begins a comment.
@@ -165,11 +200,15 @@ fn text(args: &CheckArgs, config: &CheckConfig, report: &CheckReport) -> String 
     };
     let _ = writeln!(
         out,
-        "check: {}; {}, {}, {}{}",
+        "check: {}; {}, {}, {}{}{}",
         counted(report.commands, "command"),
         counted(total(Severity::Error), "error"),
         counted(total(Severity::Warning), "warning"),
         counted(total(Severity::Note), "note"),
+        match report.suppressed {
+            0 => String::new(),
+            suppressed => format!(", {suppressed} suppressed"),
+        },
         match report.ending {
             Ending::Exit(0) => String::new(),
             Ending::Exit(code) => format!("; the program returned {code}"),
@@ -241,6 +280,7 @@ fn json(
     let mut line = serde_json::to_string(&JsonReport {
         findings: &report.findings,
         counts: &report.counts,
+        suppressed: report.suppressed,
         commands: report.commands,
         seed: args.hostile,
         devices,

@@ -159,13 +159,13 @@ planted! {
 fn what_a_device_takes_prp2_for_is_said() {
     for (fault, words) in [
         // Its second entry is the last one of a page, and so the address of the next list.
-        ("prp-cross", ["for a list of 3 entries, of which entry 2 is 0x0", "was ever mapped"]),
+        ("prp-cross", ["for a list of 3 entries, of which entry 1 is 0x0", "was ever mapped"]),
         // The second page, which the device may only write.
         ("prp-list", ["for a list of 2 entries", "is not mapped for it to be read"]),
         // The second page, whose contents are taken for entries.
-        ("prp-page", ["for a list of 2 entries, of which entry 1 is 0x0", "was ever mapped"]),
+        ("prp-page", ["for a list of 2 entries, of which entry 0 is 0x0", "was ever mapped"]),
         ("prp-second", ["PRP2 0x0 for the second page of 4608 bytes", "was ever mapped"]),
-        ("prp-entry", ["for a list of 3 entries, of which entry 3 is 0x0", "was ever mapped"]),
+        ("prp-entry", ["for a list of 3 entries, of which entry 2 is 0x0", "was ever mapped"]),
         ("prp", ["for the second page of 8192 bytes", "not the address of a page"]),
     ] {
         let finding = planted_as("faults", PLAIN, fault, "prp", &[]);
@@ -456,6 +456,68 @@ fn code_without_symbols_or_unwind_data_has_its_address() {
 }
 
 #[test]
+fn memory_that_is_gone_leads_to_the_option() {
+    for (options, is_said) in [(&[][..], true), (&["--watch-memory"], false)] {
+        let finding = planted_as("faults", options, "memory-gone", "memory-gone", &[]);
+        assert_eq!(
+            finding["details"].to_string().contains("--watch-memory"),
+            is_said,
+            "{finding:#}"
+        );
+    }
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_refused_before_the_run() {
+    let folder = Folder::new();
+    let (ran, known, new) = (folder.arg("ran"), folder.arg("known"), folder.arg("new"));
+    std::fs::write(&known, "an older one").unwrap();
+    let report = |file: &str, program: &[&str]| {
+        let ended = pinfold(&[&["check", "--report", file, "--"], program].concat());
+        (ended, Path::new(&ran).exists())
+    };
+    for (file, reason) in [
+        (folder.arg("none/report"), "No such file"),
+        (folder.arg("."), "Is a directory"),
+        (format!("{known}/report"), "Not a directory"),
+    ] {
+        let (ended, has_run) = report(&file, &["touch", &ran]);
+        ended.failed(125, &["cannot write the report to", &file, reason]);
+        assert!(!has_run, "{file}");
+    }
+    // What does not start changes no file, and leaves none.
+    for file in [&known, &new] {
+        report(file, &["/nonexistent"]).0.failed(125, &["/nonexistent"]);
+    }
+    assert_eq!(std::fs::read_to_string(&known).unwrap(), "an older one");
+    assert!(!Path::new(&new).exists());
+    for file in [&known, &new] {
+        let (ended, has_run) = report(file, &["touch", &ran]);
+        assert_eq!((ended.code, has_run), (Some(0), true), "{ended:#?}");
+        assert!(std::fs::read_to_string(file).unwrap().starts_with("check: "));
+    }
+}
+
+#[test]
+fn options_that_say_nothing_are_refused() {
+    for (options, words) in [
+        (&["--knob", "mqes=1,mqes=2"][..], &["--knob mqes=1", "--knob mqes=2", "once"][..]),
+        (&["--knob", "late=3", "--knob", "mqes=2,late=3"], &["--knob late=3"]),
+        (&["--hostile", "abc"], &["abc", "--hostile", "from 0 to 18446744073709551615"]),
+        (&["--hostile", "18446744073709551616"], &["from 0 to 18446744073709551615"]),
+        (&["--knob", "mqes"], &["mqes", "NAME=VALUE"]),
+        (&["--knob", "mqes=x"], &["mqes=x", "number"]),
+        (&["--time-limit", "abc"], &["abc", "--time-limit"]),
+        (&["--iova-bits", "40"], &["40", "39 or 48"]),
+        (&["--fail-on", "abc"], &["abc", "error, warning, note"]),
+        (&["--nvme", "0000:01:00.0/x=soft:1M"], &["/x", "group", "number"]),
+    ] {
+        let args = [&["check"], options, &["--", "true"]].concat();
+        pinfold(&args).failed(2, words);
+    }
+}
+
+#[test]
 fn suppressed_findings_are_not_reported() {
     let faults = program("faults");
     let faults = faults.to_str().unwrap();
@@ -464,6 +526,11 @@ fn suppressed_findings_are_not_reported() {
     std::fs::write(&file, "# known\nopcode # an old driver\n\n").unwrap();
     let (ended, report) = check(&["--suppress", &file], &[faults, "opcode"]);
     assert_eq!((ended.code, ids(&report).len()), (Some(0), 0), "{report:#}");
+    assert_eq!(report["suppressed"], 1);
+    let text = pinfold(&["check", "--suppress", &file, "--", faults, "opcode"]);
+    assert!(text.err.contains("; 0 errors, 0 warnings, 0 notes, 1 suppressed\n"), "{text:#?}");
+    let (_, report) = check(&[], &[faults, "opcode", "clean"]);
+    assert_eq!(report["suppressed"], 0);
     std::fs::write(&file, "opcodes\n").unwrap();
     pinfold(&["check", "--suppress", &file, "--", "true"])
         .failed(125, &["opcodes", "docs/check.md"]);
@@ -583,9 +650,9 @@ fn files_that_cannot_be_used_are_named() {
     );
     run(&["--suppress", "/nonexistent/b"], &["cannot read the suppressions in /nonexistent/b"]);
     // The findings are not lost: they are printed instead.
-    let ended = pinfold(&["check", "--report", "/nonexistent/c", "--", "true"]);
+    let ended = pinfold(&["check", "--report", "/dev/full", "--", "true"]);
     assert_eq!(ended.code, Some(125), "{ended:#?}");
-    for part in ["check: 0 commands", "cannot write the report to /nonexistent/c"] {
+    for part in ["check: 0 commands", "cannot write the report to /dev/full"] {
         assert!(ended.err.contains(part), "{part}: {ended:#?}");
     }
 }
