@@ -249,7 +249,9 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
     /// Interface Errors"): the unit fetches nothing while IQE or ITE is set. On a time-out, it has
     /// aborted all waits that it had fetched. So everything in the queue counts as aborted:
     /// descriptors that it has not fetched are replaced by waits without a reader, and the errors
-    /// are cleared, by writing them back. The requesters submit their descriptors in flight again.
+    /// are cleared, by writing them back. The same tail is written again: a unit may go on as soon
+    /// as the errors are cleared, and QEMU's goes on when the tail is written. The requesters submit
+    /// their descriptors in flight again.
     pub(crate) fn recover(&self) {
         if self.has_failed() {
             return;
@@ -277,7 +279,6 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
         let mut errors = errors;
         for _ in 0..RECOVERIES {
             self.registers.write32(FSTS, errors.bits());
-            // Hardware goes on when the error is cleared; QEMU's unit when the tail is written.
             self.ring_doorbell(ring.tail);
             for _ in 0..REGISTER_POLLS {
                 ring.advance(&self.registers);

@@ -37,8 +37,8 @@ pub(crate) enum Doorbell {
     Late,
     /// A mistake: flushes are replaced by waits.
     NoFlush,
-    /// The first descriptor of the next batch is replaced by one of a type that does not exist.
-    Garbled,
+    /// An error: the first descriptor has an unknown type, once.
+    Unknown,
     /// It rings, and the device accesses the page before the caller goes on.
     ThenAccess,
 }
@@ -116,7 +116,7 @@ impl Registers for Hand {
                         at = (at + 16) % 4096;
                     }
                 }
-                Doorbell::Garbled => {
+                Doorbell::Unknown => {
                     if let Some(low) = self.memory.word(state.queue + state.tail) {
                         low.store(0xf, Ordering::Relaxed);
                     }

@@ -169,15 +169,15 @@ pub(crate) struct State {
     quiesced: bool,
     /// The next descriptor cannot be fetched.
     pub(crate) bad_fetch: bool,
-    /// After an error it goes on when the tail is written, not when the error is cleared.
-    pub(crate) waits_for_tail: bool,
     /// The number of descriptors fetched beyond one that times out.
     pub(crate) prefetched: usize,
     /// Commands are not carried out.
     pub(crate) deaf: bool,
     /// The action of another thread when the queue is found empty, and is then disabled.
     pub(crate) beside_no_queue: Option<Box<dyn FnOnce() + Send>>,
-    /// The head of the queue stays where it is, whatever is cleared.
+    /// Cleared errors alone do not have it go on: it fetches again when the tail is written.
+    pub(crate) resumes_at_tail: bool,
+    /// The queue stays where it is, whatever is cleared.
     pub(crate) stuck: bool,
     /// The time, where there is a clock: a millisecond passes whenever it is read.
     pub(crate) clock: Option<u64>,
@@ -219,10 +219,10 @@ impl Double {
             late: Vec::new(),
             quiesced: true,
             bad_fetch: false,
-            waits_for_tail: false,
             prefetched: 0,
             deaf: false,
             beside_no_queue: None,
+            resumes_at_tail: false,
             stuck: false,
             clock: None,
             paused: Vec::new(),
@@ -298,7 +298,7 @@ impl Registers for Double {
                 assert_eq!(value & !state.status(), 0, "only what is set is cleared");
                 // Written as 1, cleared. PPF follows the records.
                 state.fsts &= !(value & 0x7d);
-                if !state.holds && !state.waits_for_tail {
+                if !state.holds && !state.resumes_at_tail {
                     state.work();
                 }
             }

@@ -283,17 +283,24 @@ fn a_queue_error_is_recovered_from_and_nothing_is_taken_for_completed() {
     drop(domain.map(Payload::new(1), FromDevice).unwrap().unmap().unwrap());
 }
 
-/// As QEMU's unit.
+/// As QEMU's does.
 #[test]
 fn a_unit_that_goes_on_when_the_tail_is_written_recovers() {
     let (double, unit) = enabled::<Coherent>(CAP, ECAP);
     let (domain, mapping, iova) = cached(&unit, &double, None);
-    double.state().waits_for_tail = true;
+    double.state().resumes_at_tail = true;
+    for _ in 0..2 {
+        double.state().bad_fetch = true;
+        drop(domain.map(Payload::new(1), FromDevice).unwrap().unmap().unwrap());
+    }
     double.state().bad_fetch = true;
-    drop(mapping.revoke().wait().unwrap());
+    drop(mapping.unmap().unwrap());
     assert_eq!(double.access(DEVICE, iova, true), None);
-    assert_eq!(domain.stats().backend.invalidations.resubmitted, 1);
-    drop(domain.map(Payload::new(1), FromDevice).unwrap().unmap().unwrap());
+    assert_eq!(domain.stats().backend.invalidations.resubmitted, 3);
+    // An error of a flush of the unit's own.
+    let (_, others) = super::unit::domain(&unit);
+    double.state().bad_fetch = true;
+    unit.attach(SourceId(9), &others, None).unwrap();
 }
 
 #[test]
