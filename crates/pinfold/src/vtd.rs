@@ -217,8 +217,12 @@ impl Drop for Inner {
             tracing::error!(%error, "cannot switch bus mastering off");
         }
         if let Some(UnitSide { unit, attachments }) = self.domain.device_side() {
-            for (fault, _) in unit.take_faults().0 {
+            let (faults, lost) = unit.take_faults();
+            for (fault, _) in faults {
                 tracing::warn!(%fault, "the unit has refused an access");
+            }
+            if lost {
+                tracing::warn!("the unit has refused an access, and had no record free for it");
             }
             if let Err(error) = unit.detach(self.source, attachments) {
                 tracing::debug!(%error, "not detached");

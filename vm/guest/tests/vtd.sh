@@ -43,6 +43,34 @@ vtd_verifies() {
     note "$(kind_of $target), $((2 * requests)) requests"
 }
 
+# An access of a device that is attached to nothing (QEMU's edu): the line that other tests must not find. QEMU records
+# one access of a device until the record is freed.
+vtd_reports_what_is_refused() {
+    edu=/sys/bus/pci/devices/0000:00:12.0
+    echo 1 >$edu/enable
+    # Memory space and bus mastering.
+    printf '\006' | dd of=$edu/config bs=1 seek=4 conv=notrunc 2>/dev/null
+    bar=$(head -n 1 $edu/resource | cut -d ' ' -f 1)
+    pinfold io vtd:$nvme0 --i-own-this-machine --rw read --runtime 1000 --time-based >/tmp/io 2>/tmp/errors &
+    pid=$!
+    until [ $(($(unit_status) >> 31)) = 1 ]; do
+        kill -0 $pid 2>/dev/null || fail "exited early: $(cat /tmp/io /tmp/errors)"
+        usleep 10000
+    done
+    # Reads 8 bytes: source, destination, count, command. It takes 100 ms.
+    devmem $((bar + 0x80)) 32 0x5000
+    devmem $((bar + 0x88)) 32 0x40000
+    devmem $((bar + 0x90)) 32 8
+    devmem $((bar + 0x98)) 32 1
+    usleep 500000
+    kill -TERM $pid
+    code=0
+    wait $pid || code=$?
+    same "exit code" 130 $code
+    has /tmp/errors 'refused an access.*00:12.0 was refused a read of the page at iova:0x5000'
+    echo 0 >$edu/enable
+}
+
 vtd_is_one_programs() {
     pinfold io vtd:$nvme0 --i-own-this-machine --rw read --runtime 1000 --time-based >/tmp/io &
     pid=$!
