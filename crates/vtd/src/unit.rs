@@ -252,7 +252,8 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     /// Enables the unit: from here on a device reaches the mappings of its domain, and a device
     /// that is attached to no domain reaches nothing.
     ///
-    /// In this order: the root table ("Root Table Address Register"); the queue; a flush of all
+    /// In this order: faults and errors that an earlier owner has left are cleared, since they would be
+    /// taken for this one's; the root table ("Root Table Address Register"); the queue; a flush of all
     /// context entries and then of all translations, which the unit may have cached by an older
     /// table; translation; and the end of the regions that were protected instead.
     ///
@@ -269,6 +270,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         // Polled, not interrupted.
         self.registers().write32(FECTL, EVENT_MASKED);
         self.registers().write32(IECTL, EVENT_MASKED);
+        self.forget_faults();
         let root = self.tables.lock().root.phys;
         // TTM, bits 10 and 11, is 0: legacy mode.
         self.registers().write64(RTADDR, root.raw());
@@ -576,8 +578,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
                 }
                 let low = self.registers().read64(at);
                 faults.extend(Fault::decode(low, high));
-                // The upper half of the high word alone: F is its bit 31, and cleared by a 1.
-                self.registers().write32(at + 12, 1 << 31);
+                self.free_record(at);
             }
         }
         let overflow = status.contains(FaultStatus::OVERFLOW);
@@ -586,6 +587,29 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         }
         let with_domain = |fault: Fault| (fault, self.domain_of(fault.device));
         (faults.into_iter().map(with_domain).collect(), overflow)
+    }
+
+    /// Frees all fault records, and clears the errors.
+    fn forget_faults(&self) {
+        for number in 0..self.capabilities.fault_records() {
+            let at = self.capabilities.fault_offset() + number * 16;
+            if self.registers().read64(at + 8) & Fault::HELD != 0 {
+                self.free_record(at);
+            }
+        }
+        let errors = FaultStatus::OVERFLOW
+            | FaultStatus::QUEUE_ERROR
+            | FaultStatus::COMPLETION_ERROR
+            | FaultStatus::TIME_OUT;
+        let status = FaultStatus::from_bits_retain(self.registers().read32(FSTS)) & errors;
+        if !status.is_empty() {
+            self.registers().write32(FSTS, status.bits());
+        }
+    }
+
+    /// Writes the upper half of the high word alone: F is its bit 31, and cleared by a 1.
+    fn free_record(&self, at: u32) {
+        self.registers().write32(at + 12, 1 << 31);
     }
 
     /// The status word of a domain.

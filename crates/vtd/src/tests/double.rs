@@ -564,6 +564,11 @@ impl State {
         self.next_record = (self.next_record + 1) % self.records.len();
     }
 
+    /// A read that was refused, before anything is enabled.
+    pub(crate) fn record_fault(&mut self, sid: u16, iova: u64) {
+        self.fault(sid, iova, false, 6);
+    }
+
     fn context(&mut self, sid: u16) -> Result<[u64; 2], u64> {
         if let Some((_, entry)) = self.contexts.get(&sid) {
             return if entry[0] & 1 == 0 { Err(2) } else { Ok(*entry) };

@@ -559,6 +559,24 @@ fn an_atomic_operation_that_is_refused_has_written() {
 }
 
 #[test]
+fn what_an_earlier_owner_has_left_is_forgotten() {
+    let double = Double::new(CAP | 3 << 40, ECAP);
+    for page in 1..=6 {
+        double.state().record_fault(OTHER.0, page << 12);
+    }
+    // All errors of the queue.
+    double.state().fsts |= 0x70;
+    let unit = Unit::<_, Coherent>::new(double.clone(), Box::new(Heap), 48).unwrap();
+    unit.enable().unwrap();
+    assert!(!double.state().log.iter().any(|entry| entry == "error"));
+    assert_eq!(double.state().log.len(), 7, "no flush was given twice");
+    assert_eq!((unit.take_faults(), unit.wrong_answers()), ((vec![], false), 0));
+    // And what comes now is reported.
+    double.access(DEVICE, 0x5678, true);
+    assert_eq!(unit.take_faults().0.len(), 1);
+}
+
+#[test]
 fn each_reason_has_words() {
     let text = |code: u64| {
         crate::fault::Fault::decode(0, 1 << 63 | code << 32).unwrap().reason.to_string()
