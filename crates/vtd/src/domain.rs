@@ -2,7 +2,7 @@
 //! of its own, and the translation of its memory.
 
 use crate::descriptor::{self, TlbDevice, Words};
-use crate::queue::{Aborts, HardwarePage, Queue, Sender};
+use crate::queue::{Aborts, CAPACITY, HardwarePage, Queue, Sender};
 use crate::registers::Registers;
 use crate::source::SourceId;
 use crate::write_back::WriteBack;
@@ -22,6 +22,10 @@ use spin::Mutex;
 /// The number of unsuccessful polls between two checks of the unit's error bits: waits are polled
 /// in memory.
 const POLLS_PER_LOOK: u32 = 256;
+
+/// The largest number of devices of a domain that have TLBs. After an abort the domain is flushed by
+/// one batch: its translations, a fence, each device's TLB, and a wait.
+pub(crate) const MAX_TLBS: usize = CAPACITY - 3;
 
 /// The state of a domain that it shares with its unit.
 pub(crate) struct DomainState {
@@ -50,12 +54,18 @@ impl DomainState {
         }
     }
 
-    pub(crate) fn add_tlb(&self, device: TlbDevice) {
+    /// Returns false if it has [`MAX_TLBS`].
+    #[must_use]
+    pub(crate) fn add_tlb(&self, device: TlbDevice) -> bool {
         let mut devices = self.devices.lock();
+        if devices.len() >= MAX_TLBS {
+            return false;
+        }
         devices.push(device);
         self.tlbs.store(devices.len(), Ordering::SeqCst);
         // Ordered with the fence in `has_device_tlbs`.
         fence(Ordering::SeqCst);
+        true
     }
 
     pub(crate) fn remove_tlb(&self, device: SourceId) {

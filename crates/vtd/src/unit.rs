@@ -2,7 +2,7 @@
 //! and the devices attached to them.
 
 use crate::descriptor::{self, TlbDevice};
-use crate::domain::{DomainQueue, DomainState};
+use crate::domain::{DomainQueue, DomainState, MAX_TLBS};
 use crate::fault::Fault;
 use crate::queue::{Aborts, HardwarePage, Queue, REGISTER_POLLS, Sender};
 use crate::registers::{
@@ -87,6 +87,16 @@ pub enum UnitError {
         device: SourceId,
         /// Its domain.
         domain: u16,
+    },
+    /// The domain has as many devices with TLBs as one flush of all can name.
+    #[error(
+        "device {device} cannot be attached with its TLB: the domain has {limit} such devices, and the queue has no room to flush more"
+    )]
+    TooManyTlbs {
+        /// The device.
+        device: SourceId,
+        /// How many a domain can have.
+        limit: usize,
     },
     /// The device is not attached to the domain.
     #[error("device {device} is not attached to this domain")]
@@ -443,8 +453,9 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     ///
     /// # Errors
     /// [`UnitError::NotEnabled`], [`UnitError::Attached`], [`UnitError::NoPages`],
-    /// [`UnitError::Unsupported`] (a TLB that the unit does not support): nothing has changed.
-    /// [`UnitError::NotFlushed`]: it is attached, and may not yet reach mapped memory.
+    /// [`UnitError::Unsupported`] (a TLB that the unit does not support),
+    /// [`UnitError::TooManyTlbs`]: nothing has changed. [`UnitError::NotFlushed`]: it is attached,
+    /// and may not yet reach mapped memory.
     pub fn attach(
         &self,
         device: SourceId,
@@ -467,8 +478,10 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
             if domain_in(high) != 0 {
                 return Err(UnitError::Attached { device, domain: domain_in(high) });
             }
-            if let Some(queue_depth) = tlb {
-                domain.state.add_tlb(TlbDevice { device, queue_depth });
+            if let Some(queue_depth) = tlb
+                && !domain.state.add_tlb(TlbDevice { device, queue_depth })
+            {
+                return Err(UnitError::TooManyTlbs { device, limit: MAX_TLBS });
             }
             // AW, bits 0 to 2: 1 stands for 3 levels, 2 for 4, 3 for 5; DID, bits 8 to 23.
             let width = u64::from(domain.levels - 2);

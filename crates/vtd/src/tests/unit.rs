@@ -11,8 +11,11 @@ use crate::unit::{Attachments, Unit, UnitError, disable};
 use crate::write_back::{Coherent, WriteBack};
 use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::{Domain, NotQuiesced};
-use pinfold_core::invalidate::{Descriptor, InvalidationQueue, Scope, Ticket, WaitLimit};
+use pinfold_core::domain::{BackendError, Domain, NotQuiesced};
+use pinfold_core::invalidate::{
+    Descriptor, Flush, InvalidationQueue, Invalidator, Scope, Ticket, WaitLimit,
+};
+use pinfold_core::mem::DmaMemory;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -510,6 +513,35 @@ fn a_unit_that_does_not_snoop_finds_what_was_written_back() {
     assert_eq!(double.access(DEVICE, iova, true), None);
     let (faults, _) = unit.take_faults();
     assert!(matches!(faults[..], [(fault, _)] if fault.reason == Reason::NoContextEntry));
+}
+
+/// With one more, the flush after an abort would not find room in a queue that is empty.
+#[test]
+fn a_domain_has_no_more_tlbs_than_the_queue_can_flush() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, attachments) = domain(&unit);
+    let device = |number: u16| SourceId(0x100 + number);
+    for number in 0..252 {
+        unit.attach(device(number), &attachments, Some(0)).unwrap();
+        double.state().ats.insert(device(number).0);
+    }
+    let refused = unit.attach(device(252), &attachments, Some(0));
+    assert_eq!(refused, Err(UnitError::TooManyTlbs { device: device(252), limit: 252 }));
+    assert_eq!(unit.domain_of(device(252)), None);
+    unit.attach(device(252), &attachments, None).unwrap();
+    let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+    let iova = mapping.iova().start().raw();
+    assert!(double.access(device(251), iova, true).is_some());
+    drop(mapping.unmap().unwrap());
+    assert_eq!(double.access(device(251), iova, true), None);
+    // What is submitted after an abort, in one part.
+    let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
+    let flush = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false };
+    let all = [flush, Descriptor::Fence, Descriptor::DeviceTlb(Scope::Domain)];
+    queue.submit(&all, Some(Ticket(1))).unwrap();
+    assert_eq!(queue.completed(), Ticket(1));
+    unit.detach(device(0), &attachments).unwrap();
+    unit.attach(device(0), &attachments, Some(0)).unwrap();
 }
 
 #[test]
