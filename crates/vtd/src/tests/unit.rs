@@ -419,6 +419,26 @@ fn a_unit_without_flushes_of_pages_flushes_the_domain() {
     assert_eq!(double.state().log, ["iotlb 2", "wait"]);
 }
 
+/// A flush of the whole domain, a fence, and each device's TLB by its blocks.
+#[test]
+fn a_unit_without_flushes_of_pages_flushes_the_domain_once_a_batch() {
+    let (double, unit) = enabled::<Coherent>(CAP & !(1 << 39), ECAP);
+    let (_, attachments) = domain(&unit);
+    let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
+    let page = |number: u64| IovaRange::new(Iova::new(number << 14), 4096).unwrap();
+    let queue = Invalidator::new(queue);
+    let flush = || {
+        double.state().log.clear();
+        let flushes = (0..20).map(|number| Flush { range: page(number), leaf_only: true });
+        queue.wait(queue.request_and_submit(flushes)).unwrap();
+        double.state().log.clone()
+    };
+    assert_eq!(flush(), ["iotlb 2", "wait"]);
+    unit.attach(DEVICE, &attachments, Some(0)).unwrap();
+    double.state().ats.insert(DEVICE.0);
+    assert_eq!(flush(), [&["iotlb 2", "fence"][..], &["tlb"; 20], &["wait"]].concat());
+}
+
 /// MAMV: the double refuses a descriptor with more.
 #[test]
 fn a_flush_names_no_more_pages_than_the_unit_allows() {
