@@ -74,10 +74,12 @@ pub enum UnitError {
         /// The next step for the user.
         advice: &'static str,
     },
-    /// All domain identifiers are in use.
-    #[error("all {limit} domains of the unit are in use")]
+    /// All domain identifiers have been given out.
+    #[error(
+        "the unit has created all {limit} domains that it can: an identifier is not used again, even when its domain has ended"
+    )]
     NoDomains {
-        /// The number of domains.
+        /// The number of domains that it can create.
         limit: u32,
     },
     /// The device is attached, or its detach could not be flushed.
@@ -385,6 +387,10 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     ///
     /// Not part of its addresses is 0xfee0_0000 to 0xfeef_ffff: writes there are interrupts, and not
     /// translated ("Interrupt Address Range").
+    ///
+    /// In the life of a unit it succeeds as often as there are identifiers, 510 times at most
+    /// ([`Capabilities::domains`] less 2): the identifier of a domain that has ended is not used again,
+    /// and the pages of its table stay taken. Who needs a domain now and then keeps it.
     ///
     /// # Errors
     /// [`UnitError::NoDomains`], [`UnitError::NoPages`], [`UnitError::Table`], [`UnitError::Iova`].

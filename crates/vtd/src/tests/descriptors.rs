@@ -118,6 +118,8 @@ fn identifiers_are_not_given_out_twice_nor_beyond_the_last() {
         let ids: Vec<u16> = std::iter::from_fn(|| create().ok()).map(|(_, at)| at.id()).collect();
         assert_eq!(ids, (2..end).collect::<Vec<_>>());
         let error = create().unwrap_err().to_string();
-        assert_eq!(error, format!("all {} domains of the unit are in use", end - 2));
+        // They have ended: `ids` keeps none of them.
+        let limit = format!("the unit has created all {} domains that it can", end - 2);
+        assert!(error.starts_with(&limit), "{error}");
     }
 }
