@@ -96,7 +96,7 @@ impl PhysTranslator for Identity {
 }
 
 /// Whole pages from the heap.
-pub(crate) struct Payload(NonNull<u8>, usize);
+pub(crate) struct Payload(pub(crate) NonNull<u8>, pub(crate) usize);
 
 impl Payload {
     pub(crate) fn new(pages: usize) -> Self {

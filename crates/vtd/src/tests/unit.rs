@@ -292,6 +292,28 @@ fn a_device_reaches_what_its_domain_maps_and_nothing_else() {
 }
 
 #[test]
+fn memory_is_unregistered_when_nothing_of_it_is_mapped() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, attachments) = domain(&unit);
+    unit.attach(DEVICE, &attachments, None).unwrap();
+    let payload = Payload::new(2);
+    let (at, len) = (payload.0, payload.1);
+    // SAFETY: the payload's, which is dropped at the end; nothing refers into it.
+    let memory = unsafe { DmaMemory::from_raw(at, len) };
+    // SAFETY: valid until it is unregistered.
+    unsafe { domain.register_memory(memory) }.unwrap();
+    let mapping = domain.map(payload, FromDevice).unwrap();
+    let iova = mapping.iova().start().raw();
+    let refused = domain.unregister_memory(memory);
+    assert!(matches!(refused, Err(BackendError::NotRevoked)), "{refused:?}");
+    assert_eq!(double.access(DEVICE, iova, true), Some(at.addr().get() as u64));
+    let payload = mapping.unmap().unwrap();
+    assert_eq!(double.access(DEVICE, iova, true), None);
+    domain.unregister_memory(memory).unwrap();
+    drop(payload);
+}
+
+#[test]
 fn no_payload_lies_where_writes_are_interrupts() {
     let (_, unit) = enabled::<Coherent>(CAP, ECAP);
     let (domain, _) = domain(&unit);
@@ -494,6 +516,35 @@ fn a_tlb_is_refused_where_the_unit_does_not_support_it() {
     unit.attach(DEVICE, &attachments, None).unwrap();
 }
 
+/// With one more, the flush after an abort would not find room in a queue that is empty.
+#[test]
+fn a_domain_has_no_more_tlbs_than_the_queue_can_flush() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, attachments) = domain(&unit);
+    let device = |number: u16| SourceId(0x100 + number);
+    for number in 0..252 {
+        unit.attach(device(number), &attachments, Some(0)).unwrap();
+        double.state().ats.insert(device(number).0);
+    }
+    let refused = unit.attach(device(252), &attachments, Some(0));
+    assert_eq!(refused, Err(UnitError::TooManyTlbs { device: device(252), limit: 252 }));
+    assert_eq!(unit.domain_of(device(252)), None);
+    unit.attach(device(252), &attachments, None).unwrap();
+    let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+    let iova = mapping.iova().start().raw();
+    assert!(double.access(device(251), iova, true).is_some());
+    drop(mapping.unmap().unwrap());
+    assert_eq!(double.access(device(251), iova, true), None);
+    // What is submitted after an abort, in one part.
+    let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
+    let flush = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false };
+    let all = [flush, Descriptor::Fence, Descriptor::DeviceTlb(Scope::Domain)];
+    queue.submit(&all, Some(Ticket(1))).unwrap();
+    assert_eq!(queue.completed(), Ticket(1));
+    unit.detach(device(0), &attachments).unwrap();
+    unit.attach(device(0), &attachments, Some(0)).unwrap();
+}
+
 #[test]
 fn a_flush_names_the_function_by_which_it_is_limited() {
     let (double, unit) = enabled::<Coherent>(CAP, ECAP | 1 << 41);
@@ -535,35 +586,6 @@ fn a_unit_that_does_not_snoop_finds_what_was_written_back() {
     assert!(matches!(faults[..], [(fault, _)] if fault.reason == Reason::NoContextEntry));
 }
 
-/// With one more, the flush after an abort would not find room in a queue that is empty.
-#[test]
-fn a_domain_has_no_more_tlbs_than_the_queue_can_flush() {
-    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
-    let (domain, attachments) = domain(&unit);
-    let device = |number: u16| SourceId(0x100 + number);
-    for number in 0..252 {
-        unit.attach(device(number), &attachments, Some(0)).unwrap();
-        double.state().ats.insert(device(number).0);
-    }
-    let refused = unit.attach(device(252), &attachments, Some(0));
-    assert_eq!(refused, Err(UnitError::TooManyTlbs { device: device(252), limit: 252 }));
-    assert_eq!(unit.domain_of(device(252)), None);
-    unit.attach(device(252), &attachments, None).unwrap();
-    let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
-    let iova = mapping.iova().start().raw();
-    assert!(double.access(device(251), iova, true).is_some());
-    drop(mapping.unmap().unwrap());
-    assert_eq!(double.access(device(251), iova, true), None);
-    // What is submitted after an abort, in one part.
-    let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
-    let flush = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false };
-    let all = [flush, Descriptor::Fence, Descriptor::DeviceTlb(Scope::Domain)];
-    queue.submit(&all, Some(Ticket(1))).unwrap();
-    assert_eq!(queue.completed(), Ticket(1));
-    unit.detach(device(0), &attachments).unwrap();
-    unit.attach(device(0), &attachments, Some(0)).unwrap();
-}
-
 #[test]
 fn faults_are_read_in_order_decoded_and_freed() {
     // Four records.
@@ -602,15 +624,6 @@ fn faults_are_read_in_order_decoded_and_freed() {
 }
 
 #[test]
-fn an_atomic_operation_that_is_refused_has_written() {
-    let write = |kind: u64| crate::fault::Fault::decode(0, 1 << 63 | 5 << 32 | kind).unwrap().write;
-    let (t1, t2) = (1 << 62, 1 << 28);
-    // PP, bit 31, and PRIV, bit 29, tell nothing of it.
-    let others = 1 << 31 | 1 << 29;
-    assert_eq!([0, t1, t1 | others, t1 | t2].map(write), [true, false, false, true]);
-}
-
-#[test]
 fn what_an_earlier_owner_has_left_is_forgotten() {
     let double = Double::new(CAP | 3 << 40, ECAP);
     for page in 1..=6 {
@@ -626,6 +639,15 @@ fn what_an_earlier_owner_has_left_is_forgotten() {
     // And what comes now is reported.
     double.access(DEVICE, 0x5678, true);
     assert_eq!(unit.take_faults().0.len(), 1);
+}
+
+#[test]
+fn an_atomic_operation_that_is_refused_has_written() {
+    let write = |kind: u64| crate::fault::Fault::decode(0, 1 << 63 | 5 << 32 | kind).unwrap().write;
+    let (t1, t2) = (1 << 62, 1 << 28);
+    // PP, bit 31, and PRIV, bit 29, tell nothing of it.
+    let others = 1 << 31 | 1 << 29;
+    assert_eq!([0, t1, t1 | others, t1 | t2].map(write), [true, false, false, true]);
 }
 
 #[test]
