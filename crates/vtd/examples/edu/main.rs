@@ -1,4 +1,4 @@
-//! `edu [ROUNDS]` or `edu costs`, as root in a machine of QEMU with `intel-iommu` and `edu`, booted with
+//! `edu [ROUNDS [SEED]]` or `edu costs`, as root in a machine of QEMU with `intel-iommu` and `edu`, booted with
 //! `intel_iommu=off intremap=off iomem=relaxed` (`vm/vtd` does all of it).
 //!
 //! QEMU's unit walks Pinfold's tables and drains its queue, and QEMU's device `edu` copies behind it.
@@ -69,7 +69,7 @@ fn records_faults(machine: &Machine) -> Result<bool> {
     Ok(false)
 }
 
-fn run(rounds: usize) -> Result<bool> {
+fn run(rounds: usize, seed: u64) -> Result<bool> {
     let machine = machine::open()?;
     let (mut passed, start) = (true, Instant::now());
     let mut check = |name: &str, leaked: bool, expected: bool| {
@@ -80,9 +80,9 @@ fn run(rounds: usize) -> Result<bool> {
             if leaked { "a stale page is read" } else { "nothing is read" }
         );
     };
-    let stale = orders::right_order(&machine, rounds)?;
+    let stale = orders::right_order(&machine, rounds, seed)?;
     check(&format!("the right order, {rounds} rounds"), stale, false);
-    orders::walk_agrees(&machine, rounds.div_ceil(100).max(20))?;
+    orders::walk_agrees(&machine, rounds.div_ceil(100).max(20), seed)?;
     if !records_faults(&machine)? {
         return Err("an access after a revocation is not recorded".into());
     }
@@ -156,7 +156,9 @@ fn run_as_asked() -> Result<()> {
         return costs::print(&machine::open()?);
     }
     let rounds = std::env::args().nth(1).map_or(Ok(5), |word| word.parse())?;
-    if !run(rounds)? {
+    let seed = std::env::args().nth(2).map_or(Ok(1), |word| word.parse())?;
+    println!("seed {seed}");
+    if !run(rounds, seed)? {
         return Err("an order was not seen as expected".into());
     }
     println!("edu: all as expected");
