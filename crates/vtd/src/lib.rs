@@ -27,6 +27,13 @@
 //! Queued invalidation, read and write draining (assumption 2 of the promise: a flush ends the
 //! accesses that used the entries that it drops), and no need for write-buffer flushing.
 //! [`unit::Unit::new`] refuses other units, and a unit that is already enabled.
+//!
+//! # Limits
+//! Quirks of single units are not handled: no write buffer is flushed in a unit that needs it and
+//! does not report so (RWBF), and a device's TLB is flushed once, also in devices that are known to
+//! need it twice. Requester aliases: see [`unit::Unit::attach`]. The bit SNP of leaves, which makes
+//! accesses snoop the processor's caches although the device asks for none, is never set: such
+//! accesses may read stale memory.
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;

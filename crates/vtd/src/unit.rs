@@ -453,9 +453,18 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
 
     /// Attaches a device: it reaches the domain's mappings. With `tlb`, the number of flushes that
     /// the device can queue (ATS, "Invalidate Queue Depth"; 0 means 32), it may translate addresses
-    /// by itself; it is a physical function. The caller enables ATS in it afterwards, and then it
-    /// has cached nothing yet. Until then it may leave flushes of the domain unanswered, which the
+    /// by itself; it is a physical function. The caller enables ATS in it afterwards, with a smallest
+    /// translation unit (STU) of 0, 4 KiB, and then it has cached nothing yet. Until then it may leave flushes of the domain unanswered, which the
     /// unit reports after its time-out, and which are submitted again.
+    ///
+    /// A device with `tlb` is trusted: the unit does not check requests that the device marks as
+    /// translated ("Context Entry", TT 1). A device that lies reaches all memory, and one that keeps
+    /// translations which it was told to drop reaches unmapped memory.
+    ///
+    /// `device` is the requester identifier that accesses carry. A bridge from PCI Express to PCI
+    /// sends those of the devices behind it as device 0 of its secondary bus, and a device with
+    /// phantom functions uses their identifiers too. Neither is supported: such accesses are
+    /// refused and recorded, unless another device is attached by that identifier.
     ///
     /// # Errors
     /// [`UnitError::NotEnabled`], [`UnitError::Attached`], [`UnitError::NoPages`],
