@@ -454,8 +454,9 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     /// Attaches a device: it reaches the domain's mappings. With `tlb`, the number of flushes that
     /// the device can queue (ATS, "Invalidate Queue Depth"; 0 means 32), it may translate addresses
     /// by itself; it is a physical function. The caller enables ATS in it afterwards, with a smallest
-    /// translation unit (STU) of 0, 4 KiB, and then it has cached nothing yet. Until then it may leave flushes of the domain unanswered, which the
-    /// unit reports after its time-out, and which are submitted again.
+    /// translation unit (STU) of 0, 4 KiB, and then it has cached nothing yet. Until then it may leave
+    /// flushes of the domain unanswered, which the unit reports after its time-out, and which are
+    /// submitted again.
     ///
     /// A device with `tlb` is trusted: the unit does not check requests that the device marks as
     /// translated ("Context Entry", TT 1). A device that lies reaches all memory, and one that keeps
