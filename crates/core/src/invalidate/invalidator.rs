@@ -206,6 +206,11 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         self.completed.load(Ordering::Acquire) >= ticket.0
     }
 
+    /// Waits for all that has been requested so far.
+    pub(crate) fn wait_for_requested(&self) -> Result<(), WaitError> {
+        self.wait(Ticket(self.requested.load(Ordering::Acquire)))
+    }
+
     /// Returns the last completed ticket that any thread has observed.
     pub(crate) fn completed(&self) -> Ticket {
         Ticket(self.completed.load(Ordering::Acquire))

@@ -307,7 +307,15 @@ fn memory_is_unregistered_when_nothing_of_it_is_mapped() {
     let refused = domain.unregister_memory(memory);
     assert!(matches!(refused, Err(BackendError::NotRevoked)), "{refused:?}");
     assert_eq!(double.access(DEVICE, iova, true), Some(at.addr().get() as u64));
-    let payload = mapping.unmap().unwrap();
+    // Nor while its flush is under way.
+    double.state().holds = true;
+    let revoked = mapping.revoke();
+    let refused = domain.unregister_memory(memory);
+    assert!(matches!(refused, Err(BackendError::NotRevoked)), "{refused:?}");
+    assert!(double.access(DEVICE, iova, true).is_some(), "the unit has it cached");
+    double.state().holds = false;
+    double.run();
+    let payload = revoked.wait().unwrap();
     assert_eq!(double.access(DEVICE, iova, true), None);
     domain.unregister_memory(memory).unwrap();
     drop(payload);

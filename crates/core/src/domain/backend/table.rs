@@ -418,8 +418,11 @@ where
     }
 
     fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
-        if !self.queue().overrules_table() && self.maps_any_of(memory)? {
-            return Err(BackendError::NotRevoked);
+        if !self.queue().overrules_table() {
+            // What was cleared may still be cached until its flush has completed.
+            if self.maps_any_of(memory)? || self.invalidator.wait_for_requested().is_err() {
+                return Err(BackendError::NotRevoked);
+            }
         }
         self.queue().unregister_memory(memory)
     }
