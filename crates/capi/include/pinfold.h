@@ -8,7 +8,8 @@
  * stale, of another kind or destroyed twice gives -EBADF, and one that another thread is destroying
  * or using exclusively -EBUSY. A call that "allocates" gives -ENOMEM if there is no memory for data
  * whose size depends on the caller's numbers; without memory for small data of fixed size (an
- * object, a message), it ends the process. Generated from the library's source: do not edit.
+ * object, a message), it ends the process. Every call that is refused may allocate its message, also
+ * where its comment does not say so. Generated from the library's source: do not edit.
  *
  * A struct that may grow begins with `struct_size`: set it to its sizeof, and unused fields to 0.
  * The others do not change while the library has this soname.
