@@ -2,6 +2,7 @@
 #include "traced.h"
 #include <limits.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 
 #define MIB (1 << 20)
@@ -158,8 +159,11 @@ static void *return_elsewhere(void *arg) {
         unsigned long at = __atomic_load_n(&out, __ATOMIC_RELAXED);
         if (at == ROUNDS)
             return NULL;
-        if (at == __atomic_load_n(&in, __ATOMIC_ACQUIRE))
+        if (at == __atomic_load_n(&in, __ATOMIC_ACQUIRE)) {
+            /* On one processor the others run now, and not when this thread's time is up. */
+            sched_yield();
             continue;
+        }
         pf_block_t page = ring[at % 64];
         if (!__atomic_compare_exchange_n(&out, &at, at + 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             continue;
@@ -182,13 +186,15 @@ static void returned_elsewhere(void) {
     for (int i = 0; i < 3; i++)
         CHECK(pthread_create(&threads[i], NULL, return_elsewhere, NULL) == 0);
     for (unsigned long at = 0; at < ROUNDS; at++) {
-        while (at - __atomic_load_n(&out, __ATOMIC_ACQUIRE) >= 32)
+        while (at - __atomic_load_n(&out, __ATOMIC_ACQUIRE) >= 32) {
             CHECK(pf_pages_destroy(shared) == -EBUSY);
+            sched_yield();
+        }
         pf_block_t page = {0};
         /* No other thread is the consumer, or ends the pool. None is there while the arena is full
          * and a thread that returns the next page is interrupted. */
         while (VALUE(pf_pages_fill(shared, &page, 1)) == 0)
-            ;
+            sched_yield();
         *(unsigned long *)page.va = at;
         ring[at % 64] = page;
         __atomic_store_n(&in, at + 1, __ATOMIC_RELEASE);
@@ -225,7 +231,7 @@ static void two_consumers(void) {
     for (int i = 0; i < 3; i++)
         CHECK(pthread_create(&threads[i], NULL, consume, &stop) == 0);
     while (__atomic_load_n(&busy, __ATOMIC_RELAXED) < 20)
-        ;
+        sched_yield();
     __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
     for (int i = 0; i < 3; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
