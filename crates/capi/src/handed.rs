@@ -40,15 +40,32 @@ impl Handed {
         self.fd
     }
 
-    /// Whether the program has closed it, and perhaps opened something else under its number. False
-    /// where the kernel does not compare descriptors (`kcmp`, Linux 3.5).
+    /// Whether the program has closed it, and perhaps opened something else under its number.
     fn is_gone(&self) -> bool {
         let process = std::process::id();
         // SAFETY: numbers only; it compares two descriptors of this process.
         let order = unsafe {
             libc::syscall(libc::SYS_kcmp, process, process, KCMP_FILE, self.fd, self.own)
         };
-        order > 0 || order < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EBADF)
+        match order {
+            0 => false,
+            1.. => true,
+            _ => self.is_another_inode(),
+        }
+    }
+
+    /// As [`is_gone`](Self::is_gone), where the kernel does not compare descriptors (without
+    /// `CONFIG_KCMP`), or a seccomp filter forbids it. All eventfds may have one inode, so
+    /// another one of the program is not told from this.
+    fn is_another_inode(&self) -> bool {
+        let inode = |fd| {
+            // SAFETY: numbers only in the structure, so all zeros are one.
+            let mut found: libc::stat = unsafe { std::mem::zeroed() };
+            // SAFETY: the structure is valid for writes during the call.
+            let failed = unsafe { libc::fstat(fd, &raw mut found) };
+            (failed == 0).then_some((found.st_dev, found.st_ino))
+        };
+        inode(self.fd).is_none_or(|found| inode(self.own) != Some(found))
     }
 }
 
@@ -115,6 +132,23 @@ mod tests {
             // SAFETY: the test's own.
             assert_eq!(unsafe { libc::close(NUMBER) }, 0);
         }
+    }
+
+    /// As where the kernel does not compare descriptors.
+    #[test]
+    fn a_descriptor_of_another_file_is_told_by_its_inode() {
+        let own = EventFd::new().unwrap();
+        let mut replaced = handed(&own, NUMBER + 2);
+        assert!(!replaced.is_another_inode());
+        let null = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: numbers only.
+        let at = unsafe { libc::dup3(null.as_raw_fd(), NUMBER + 2, libc::O_CLOEXEC) };
+        assert_eq!(at, NUMBER + 2);
+        assert!(replaced.is_another_inode());
+        // SAFETY: the test's own.
+        assert_eq!(unsafe { libc::close(NUMBER + 2) }, 0);
+        assert!(replaced.is_another_inode());
+        replaced.fd = -1;
     }
 
     /// An errno left by an earlier call says nothing about this one.
