@@ -1,5 +1,6 @@
 # shellcheck shell=sh disable=SC2154
-# A driver in C on libpinfold, linked statically: crates/capi/examples/nvme_driver.c.
+# Drivers in C on libpinfold, linked statically: crates/capi/examples/nvme_driver.c, and
+# crates/capi/tests/c/driver.c, which is also run on the devices of `pinfold check`.
 
 nvme_driver_in_c() {
     reads=$((requests < 100000 ? requests : 100000))
@@ -14,4 +15,18 @@ nvme_driver_in_c() {
     done
     same "IOMMU faults" "$before" "$(faults)"
     bind_to_kernel "$nvme0"
+}
+
+# Configuration space, registers, interrupts, reset, two devices in one domain, an imported IOAS.
+devices_in_c() {
+    before=$(faults)
+    bind_to_vfio "$nvme0"
+    bind_to_vfio "$nvme1"
+    if [ -c /dev/iommu ]; then word=all; else word=type1; fi
+    /test/driver_c "$word" >/tmp/driver
+    has /tmp/driver '^driver: ok'
+    same "IOMMU faults" "$before" "$(faults)"
+    bind_to_kernel "$nvme0"
+    bind_to_kernel "$nvme1"
+    note "by $(interfaces)"
 }
