@@ -106,7 +106,7 @@ pub enum OpenError {
     #[error("{} has no IOMMU, and the kernel does not allow its use without one: {}", .0, noiommu_mode(NOIOMMU.as_ref()))]
     NoIommuMode(Bdf),
     /// The IOMMU has no small pages.
-    #[error("the IOMMU of {bdf} has no pages of 4096 bytes or less (sizes: {page_sizes:#x})")]
+    #[error("the IOMMU of {bdf} has no pages of 4096 bytes or less (smallest: {}): a kernel with pages of 4 KiB is needed", 1_u64.checked_shl(page_sizes.trailing_zeros()).unwrap_or(0))]
     PageSize {
         /// The device.
         bdf: Bdf,
@@ -369,5 +369,16 @@ mod tests {
             std::fs::write(&switch, mode).unwrap();
             assert_eq!(noiommu_mode(&switch).contains("sudo tee"), advises, "{mode}");
         }
+    }
+
+    #[test]
+    fn an_iommu_without_small_pages_names_what_is_needed() {
+        let bdf = "0000:01:00.0".parse().unwrap();
+        // What a kernel with pages of 64 KiB reports on Arm.
+        let error = OpenError::PageSize { bdf, page_sizes: 0x2000_0000 | 0x1_0000 };
+        assert_eq!(
+            error.to_string(),
+            "the IOMMU of 0000:01:00.0 has no pages of 4096 bytes or less (smallest: 65536): a kernel with pages of 4 KiB is needed"
+        );
     }
 }
