@@ -137,7 +137,7 @@ kinds! {
         "NVM Express Base 2.0, 5.5; virtio 1.2, 3.3.1";
     QUEUE_LIMIT "queue-limit" Error
         "create no more queues than Set Features (Number of Queues) granted, of at most CAP.MQES + \
-         1 entries, whose sizes are in CC: IOSQES 6 and IOCQES 4; of virtio of a power of two, at most queue_size"
+         1 entries (QSIZE and AQA are 0-based), whose sizes are in CC: IOSQES 6 and IOCQES 4; of virtio of a power of two, at most queue_size"
         "NVM Express Base 2.0, 5.27.1.5; virtio 1.2, 4.1.4.3";
     QUEUE_ORDER "queue-order" Error
         "create the completion queue first and delete it last; enable virtqueues after FEATURES_OK and \

@@ -56,11 +56,13 @@ pub(crate) fn start(
     behaviour: &Behaviour,
 ) -> Result<Box<dyn Endpoint>, ModelError> {
     let block_bytes = behaviour.block_bytes();
+    let blocks = media.bytes() / u64::from(block_bytes);
     let mut config = ModelConfig::new(vec![Namespace::new(media, block_bytes)?]);
     config.vectors = VECTORS;
     behaviour.configure(&mut config);
     let limits = Limits {
         block_bytes,
+        blocks,
         page_size: PAGE << config.mpsmin,
         mdts: config.mdts,
         mqes: config.mqes,

@@ -27,6 +27,8 @@ const SUPPORTED_CAPABILITIES: u32 = 3;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) block_bytes: u32,
+    /// The size of the namespace.
+    pub(crate) blocks: u64,
     /// The size of a page (CC.MPS).
     pub(crate) page_size: u64,
     pub(crate) mdts: u8,
@@ -182,7 +184,10 @@ impl Observing {
     fn executed(&self, queue: u16, command: &Command, status: Option<Status>) {
         self.watch.executed();
         let status = status.map_or(Status::SUCCESS, Status::code);
+        let is_unwritten = command.as_bytes().iter().all(|byte| *byte == 0);
         let kind = match (queue, status) {
+            // In an I/O queue a flush, of no namespace.
+            (_, Status::INVALID_NAMESPACE) if queue != 0 && is_unwritten => &findings::QUEUE_LIMIT,
             (_, Status::PRP_OFFSET_INVALID) => &findings::PRP,
             (
                 _,
@@ -226,7 +231,7 @@ impl Observing {
             _ => return,
         };
         let wrong = match status {
-            _ if command.as_bytes().iter().all(|byte| *byte == 0) => {
+            _ if is_unwritten => {
                 let text = "the controller refused an entry of zeroes, which the driver has not written: \
                             the sizes of queues (AQA, CDW10) are 0-based, or a tail is ahead";
                 Some(text.to_owned())
@@ -241,7 +246,26 @@ impl Observing {
             _ => None,
         };
         let text = wrong.unwrap_or_else(|| format!("the controller refused a command: {status}"));
-        self.watch.add(kind, text, self.described(queue, command));
+        let described = self.described(queue, command);
+        let one_more = self.one_more(command, status);
+        self.watch.add(kind, text, || described().into_iter().chain(one_more).collect());
+    }
+
+    /// Returns what a command that exceeds a limit by one may have wrong.
+    fn one_more(&self, command: &Command, status: Status) -> Option<String> {
+        let end = command.slba().saturating_add(command.blocks().into());
+        let text = match status {
+            Status::LBA_OUT_OF_RANGE if end == self.limits.blocks + 1 => {
+                "it ends one block too late: NLB (CDW12) is 0-based"
+            }
+            Status::INVALID_QUEUE_SIZE
+                if command.cdw10.get() >> 16 == u32::from(self.limits.mqes) + 1 =>
+            {
+                "it has one entry too many: QSIZE (CDW10) is 0-based, as CAP.MQES is"
+            }
+            _ => return None,
+        };
+        Some(text.to_owned())
     }
 
     /// Reports a doorbell whose value passes the other end of its queue.
@@ -366,8 +390,14 @@ mod tests {
 
     #[test]
     fn the_data_of_admin_commands_have_a_length() {
-        let limits =
-            Limits { block_bytes: 512, page_size: 4096, mdts: 0, mqes: 1, has_sgls: false };
+        let limits = Limits {
+            block_bytes: 512,
+            blocks: 9,
+            page_size: 4096,
+            mdts: 0,
+            mqes: 1,
+            has_sgls: false,
+        };
         let bytes = |opcode, cdw10: u32, cdw11: u32| {
             let (cdw10, cdw11) = (U32::new(cdw10), U32::new(cdw11));
             limits.data_bytes(0, &Command { opcode, cdw10, cdw11, ..Command::default() })

@@ -447,6 +447,24 @@ static void one_too_many(void)
 	}
 	stop();
 }
+/* Likewise of an I/O queue. */
+static void io_one_too_many(void)
+{
+	struct queue second;
+	start(ENTRIES);
+	CHECK(!map(FREE, 3, BOTH));
+	use(&second, 2, FREE + 1, FREE, ENTRIES, 2 * ENTRIES);
+	CHECK(!create_cq(2, FREE, 2 * ENTRIES, 0) && !create_sq(2, FREE + 1, ENTRIES + wrong, 2));
+	for (int i = 0; i < ENTRIES + 4; i++) {
+		struct sqe c = read_to(i, FREE + 2);
+		queue(&second, &c);
+		doorbell(&second);
+		complete(&second, NULL);
+		if (wrong && second.tail == 0) complete(&second, NULL);
+	}
+	CHECK(!delete_queue(0, 2) && !delete_queue(4, 2) && !unmap(FREE, 3));
+	stop();
+}
 /* Waits until the device has taken the value of a doorbell. */
 static void seen(uint32_t at, uint32_t value)
 {
@@ -626,6 +644,21 @@ static void one_command(struct sqe good, struct sqe bad)
 	CHECK(!map(FREE, 1, BOTH));
 	run(&io, wrong ? &bad : &good);
 	CHECK(!unmap(FREE, 1));
+	stop();
+}
+/* The last block, and one more, of 1 GiB. */
+static void lba_one_more(void)
+{
+	one_command(rw(2, 1, AT(FREE), 0, (1 << 21) - 1, 1), rw(2, 1, AT(FREE), 0, (1 << 21) - 1, 2));
+}
+/* As many entries as CAP.MQES says, and one more, where both are 0-based. */
+static void queue_one_more(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 32, BOTH));
+	create_cq(2, FREE, (reg(0) & 0xffff) + 1 + wrong, 0);
+	if (!wrong) CHECK(!delete_queue(4, 2));
+	CHECK(!unmap(FREE, 32));
 	stop();
 }
 static void lba_range(void) { one_command(read_to(1, FREE), rw(2, 1, AT(FREE), 0, 1ull << 40, 8)); }
@@ -887,7 +920,8 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "prp-list", prp_list }, { "prp-page", prp_page }, { "prp-second", prp_second }, { "prp-entry", prp_entry },
 	{ "exit-in-flight", exit_in_flight }, { "close-in-flight", close_in_flight }, { "disable-in-flight", disable_in_flight }, { "reset-at-once", reset_at_once }, { "full-at-disable", full_at_disable },
 	{ "prp-cross", prp_cross }, { "own-address", own_address }, { "own-prp2", own_prp2 }, { "short-queue", short_queue }, { "entry-sizes", entry_sizes }, { "queue-size", queue_size },
-	{ "head-not-rung", head_not_rung }, { "one-too-many", one_too_many }, { "early-doorbell", early_doorbell }, { "still-masked", still_masked }, { "doorbell-deleted", doorbell_deleted }, { "sq-before-cq", sq_before_cq },
+	{ "head-not-rung", head_not_rung }, { "one-too-many", one_too_many }, { "io-one-too-many", io_one_too_many },
+	{ "lba-one-more", lba_one_more }, { "queue-one-more", queue_one_more }, { "early-doorbell", early_doorbell }, { "still-masked", still_masked }, { "doorbell-deleted", doorbell_deleted }, { "sq-before-cq", sq_before_cq },
 	{ "list-changed", list_changed }, { "list-unmapped", list_unmapped },
 	{ "log-unmapped", log_unmapped }, { "feature-changed", feature_changed }, { "sgl-unmapped", sgl_unmapped },
 	{ "munmap", gone_munmap }, { "mremap", gone_mremap }, { "madvise", gone_madvise }, { "fallocate", gone_fallocate },

@@ -196,6 +196,10 @@ fn a_finding_leads_to_the_mistake() {
         // Not for the sizes of entries.
         ("queue-size", "queue-limit", "the controller refused a command: invalid queue size"),
         ("one-too-many", "queue-limit", "an entry of zeroes, which the driver has not written"),
+        ("io-one-too-many", "queue-limit", "an entry of zeroes, which the driver has not written"),
+        ("io-one-too-many", "queue-limit", "(QSIZE and AQA are 0-based)"),
+        ("queue-one-more", "queue-limit", "one entry too many: QSIZE (CDW10) is 0-based"),
+        ("lba-one-more", "lba-range", "one block too late: NLB (CDW12) is 0-based"),
         ("early-doorbell", "doorbell-queue", "the admin queues do when CSTS.RDY is 1"),
         ("head-not-rung", "completion-queue-full", "the entries before entry 0"),
         ("doorbell-deleted", "doorbell-queue", "submission queue 1 (0x1008) was written"),
