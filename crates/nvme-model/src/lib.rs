@@ -2,8 +2,8 @@
 //!
 //! A driver reaches it through [`ModelRegisters`]; it reaches memory through a [`Bus`] and in no
 //! other way. Behind a software IOMMU it can therefore access what a real controller could, and
-//! nothing else. It executes commands on a thread of its own, in the order of arrival, and injects
-//! [`Faults`] on request.
+//! nothing else. It executes commands on a thread of its own, in the order of arrival but for
+//! those that [`Faults`] delay or reorder, which it injects on request.
 //!
 //! ```
 //! use pinfold::{Arena, Domain};
