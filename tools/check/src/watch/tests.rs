@@ -51,6 +51,49 @@ fn the_byte_with_the_phase_is_written_last_and_alone() {
     }
 }
 
+#[test]
+fn data_is_written_in_pieces_in_any_order() {
+    const LEN: usize = 16 << 10;
+    let data: Vec<u8> = (0..LEN).map(|at| u8::try_from(at % 251 + 1).unwrap()).collect();
+    // What was written until the byte at `hole` was to be, which is not mapped.
+    let written = |scatter: Option<Random>, hole: Option<usize>| {
+        let watch = Watch::new("test".to_owned(), Arc::default(), scatter);
+        let (space, target) = (Arc::new(Space::default()), vec![0u8; LEN]);
+        let memory = Arc::new(Memory::of(std::process::id()).unwrap());
+        let own = target.as_ptr() as u64;
+        let spans = [(0, hole.unwrap_or(LEN)), (hole.map_or(LEN, |hole| hole + 1), LEN)];
+        for (from, to) in spans.map(|(from, to)| (from as u64, to as u64)) {
+            let Some(span) = Span::new(AT + from, to - from) else { continue };
+            let (vaddr, memory, site) = (own + from, memory.clone(), Site::default());
+            let (read, write, serial) = (true, true, 0);
+            space.insert(Entry { span, vaddr, read, write, memory, serial, site });
+        }
+        watch.attach(Some(space));
+        watch.set_bus_master(true);
+        let done = Bus::write(&WatchedBus(Arc::new(watch)), Iova::new(AT), &data).is_ok();
+        assert_eq!(done, hole.is_none());
+        let mut bytes = vec![0; LEN];
+        memory.read(own, &mut bytes).unwrap();
+        drop(target);
+        bytes
+    };
+    // All of it comes, and in order what is before the hole does.
+    assert_eq!(written(None, None), data);
+    assert!(written(None, Some(LEN / 2))[LEN / 2..].iter().all(|byte| *byte == 0));
+    let mut orders = std::collections::HashSet::new();
+    for seed in 0..8 {
+        let random = || Some(Random::new(seed));
+        assert_eq!(written(random(), None), data);
+        let part = written(random(), Some(LEN / 2));
+        assert!(part.iter().zip(&data).all(|(byte, whole)| *byte == 0 || byte == whole));
+        orders.insert(part.iter().map(|byte| *byte != 0).collect::<Vec<_>>());
+    }
+    let after = |order: &&Vec<bool>| order[LEN / 2..].contains(&true);
+    let before_is_missing = |order: &&Vec<bool>| order[..LEN / 2].contains(&false);
+    assert!(orders.len() > 4, "{} orders", orders.len());
+    assert!(orders.iter().filter(after).any(|order| before_is_missing(&order)));
+}
+
 /// A device that is at work for a process of its own, which may end.
 struct Rig {
     watch: Arc<Watch>,

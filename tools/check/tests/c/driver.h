@@ -83,7 +83,7 @@ static void open_device(void)
 	bus_master(1);
 }
 
-static void ring(struct queue *q, int is_cq, uint32_t value) { set(0x1000 + (2 * q->id + is_cq) * 4, value); }
+static void ring(struct queue *q, int is_cq, uint32_t value) { set(0x1000 + (2 * q->id + is_cq) * (4 << (reg(4) & 15)), value); }
 
 static void wait_ready(uint32_t ready)
 {

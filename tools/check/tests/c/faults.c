@@ -904,7 +904,38 @@ static void foreign_caller(void)
 	stop();
 }
 
+/* Prints what the controller says of itself, by the names of the knobs. */
+static void show(void)
+{
+	uint8_t *data;
+	uint32_t low, high, result;
+	open_device();
+	CHECK(!map(0, PAGES, BOTH));
+	low = reg(0);
+	high = reg(4);
+	/* Pages of 64 KiB, at most. */
+	use(&admin, 0, 0, 16, ENTRIES, ENTRIES);
+	data = BUF(32);
+	set(0x24, (ENTRIES - 1) << 16 | (ENTRIES - 1));
+	set64(0x28, AT(0));
+	set64(0x30, AT(16));
+	set(0x14, 1 | (high >> 16 & 15) << 7 | 6 << 16 | 4 << 20);
+	wait_ready(1);
+	CHECK(!run(&admin, &(struct sqe){ .opcode = 6, .prp1 = AT(32), .cdw10 = 1 }));
+	CHECK(!run(&admin, &(struct sqe){ .opcode = 9, .cdw10 = 7, .cdw11 = 0xfe00fe }));
+	result = admin.cq[1].result;
+	CHECK(result >> 16 == (result & 0xffff) && (high >> 16 & 15) == (high >> 20 & 15));
+	printf("mqes=%u to=%u dstrd=%u mpsmin=%u mdts=%u ", low & 0xffff, low >> 24, high & 15, high >> 16 & 15, data[77]);
+	printf("crdt1=%u crdt2=%u crdt3=%u ", data[128] | data[129] << 8, data[130] | data[131] << 8, data[132] | data[133] << 8);
+	printf("acl=%u aerl=%u cache=%u sgl=%u queues=%u \n", data[258], data[259], data[525] & 1, data[536] & 3, (result & 0xffff) + 1);
+	shut_down();
+	set(0x14, 0);
+	wait_ready(0);
+	CHECK(!unmap(0, PAGES));
+}
+
 static const struct { const char *name; void (*run)(void); } FAULTS[] = {
+	{ "show", show },
 	{ "dma-unmapped", dma_unmapped }, { "dma-remapped", dma_remapped }, { "unmap-in-flight", unmap_in_flight },
 	{ "memory-gone", memory_gone }, { "overlapping-reads", overlapping_reads }, { "aliased", aliased }, { "data-changed", data_changed },
 	{ "dma-direction", dma_direction }, { "map-refused-ignored", map_refused_ignored }, { "unmap-part", unmap_part },

@@ -846,6 +846,35 @@ fn fails_with(knobs: &str, messages: &[&str]) {
 }
 
 #[test]
+fn a_driver_sees_the_knobs() {
+    let faults = program("faults");
+    let faults = faults.to_str().unwrap();
+    let plain = "mqes=1023 to=20 dstrd=0 mpsmin=0 mdts=8 crdt1=0 crdt2=0 crdt3=0 acl=3 aerl=3 cache=1 \
+                 sgl=0 queues=16 \n";
+    for knobs in [
+        "",
+        "mqes=1,dstrd=3,queues=3",
+        "mqes=65535,dstrd=1,queues=255",
+        "mpsmin=4,mdts=0,sgl=1",
+        "mpsmin=1,mdts=20,sgl=2,cache=0",
+        "acl=0,aerl=255,to=255,queues=1",
+        "acl=255,aerl=0,crdt1=1,crdt2=65535,crdt3=3",
+    ] {
+        let options = ["--fail-on", "note", "--knob", knobs];
+        let options = if knobs.is_empty() { &options[..2] } else { &options };
+        let (ended, report) = check(options, &[faults, "show", "clean"]);
+        assert_eq!((ended.code, ids(&report).len()), (Some(0), 0), "{report:#}{ended:#?}");
+        let mut expected: Vec<String> = plain.split(' ').map(str::to_owned).collect();
+        for knob in knobs.split(',').filter(|knob| !knob.is_empty()) {
+            let name = &knob[..=knob.find('=').unwrap()];
+            let seen = expected.iter_mut().find(|word| word.starts_with(name)).unwrap();
+            knob.clone_into(seen);
+        }
+        assert_eq!(ended.out.split(' ').collect::<Vec<_>>(), expected, "{knobs}");
+    }
+}
+
+#[test]
 fn a_device_that_fails_ends_this_program() {
     fails_with("mdts=1,cfs=3", &["CSTS.CFS"]);
 }
@@ -921,6 +950,9 @@ fn a_report_says_what_it_does_not_print() {
 #[test]
 fn a_report_says_how_to_make_the_device_again() {
     let seeded = pinfold(&["check", "--hostile", "42", "--knob", "mqes=5,dstrd=1", "--", "true"]);
+    for (options, seed) in [(&["--hostile", "42"][..], Value::from(42)), (&[], Value::Null)] {
+        assert_eq!(check(options, &["true"]).1["seed"], seed);
+    }
     let text = &seeded.err;
     assert!(text.contains("check: --hostile 42 --knob mqes=5 --knob dstrd=1\n"), "{text}");
     assert!(text.contains("0000:01:00.0: mqes=5 dstrd=1 mpsmin="), "{text}");
@@ -1000,10 +1032,26 @@ fn guest_uses_several_queues() {
 
 // Programs that attack it.
 
+/// Returns the processes with this command line.
+fn running(words: &[&str]) -> Vec<String> {
+    let line: String = words.iter().flat_map(|word| [*word, "\0"]).collect();
+    let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    // A process may end meanwhile, and one that has ended has no command line.
+    let is_it =
+        |path: &PathBuf| std::fs::read_to_string(path.join("cmdline")).is_ok_and(|own| own == line);
+    processes.filter(is_it).map(|path| path.display().to_string()).collect()
+}
+
 /// Runs an attack; returns the report. Nothing of it survives.
 fn attacked(options: &[&str], mode: &str, code: Option<i32>) -> Value {
     let attack = program("attack");
-    let (ended, report) = check(options, &[attack.to_str().unwrap(), mode]);
+    let attack = attack.to_str().unwrap();
+    let (ended, report) = check(options, &[attack, mode]);
+    assert_eq!(running(&[attack, mode]), [""; 0]);
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    for place in ["/dev/vfio", "/dev/iommu", "/sys/bus/pci/devices"] {
+        assert!(!mounts.contains(&format!(" {place}")), "{place}: {mounts}");
+    }
     match code {
         Some(code) => assert_eq!(ended.code, Some(code), "{report:#}{ended:#?}"),
         None => assert_ne!(ended.code, Some(125), "{ended:#?}"),
