@@ -101,7 +101,7 @@ impl Domain {
     }
 
     /// Unregisters the memory: after this succeeds, no device of this domain reaches it, even if it
-    /// was mapped.
+    /// was mapped. It may wait for flushes that are in flight.
     ///
     /// # Errors
     /// [`BackendError::NotRegistered`] if no memory was registered with this address and length:

@@ -95,10 +95,9 @@ fn what_overlaps_a_write_that_is_sent_again_ends_after_it() {
             };
             let mut second = null_mut();
             // SAFETY: the options have as many bytes as they say, and the handle can be stored.
-            assert_eq!(
-                unsafe { pf_queue_create(program.nvme, &raw const opts, &raw mut second) },
-                0
-            );
+            let created =
+                unsafe { pf_queue_create(program.nvme, &raw const opts, &raw mut second) };
+            assert_eq!(created, 0);
             let iovs = [0, 1, 2].map(|at| iovec {
                 iov_base: program.memory.wrapping_byte_add(at * BLOCK),
                 iov_len: BLOCK,
