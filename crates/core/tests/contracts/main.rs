@@ -1,8 +1,10 @@
 //! The open traits of the core, implemented from their documentation alone: a backend that holds the
 //! domain to every sentence of `Backend`'s page, and keeps what was mapped by its first address; a
-//! format, a queue and table memory of one's own under a `TableBackend`.
+//! format, a queue and table memory of one's own under a `TableBackend`; and the sources of pools.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
+
+mod source;
 
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange, PhysAddr, PhysRange};
