@@ -114,9 +114,11 @@ vfio_memory_files() {
     bind_to_vfio $nvme0
     for memory in memfd memfd-2m; do
         for protect in static strict; do
-            pinfold io vfio:$nvme0 --memory $memory --protect $protect --rw randrw --bsrange 512-1M --iodepth 16 \
-                --verify-requests 300 --size 32M --verify --force >/tmp/io
+            pinfold -vv io vfio:$nvme0 --memory $memory --protect $protect --rw randrw --bsrange 512-1M --iodepth 16 \
+                --verify-requests 300 --size 32M --verify --force >/tmp/io 2>/tmp/log
             has /tmp/io '^Verified: '
+            # The kernel that has it is newer than 6.13.
+            [ ! -e /dev/iommu ] || has /tmp/log 'mapped by its file'
         done
     done
     same "free hugepages afterwards" "$free" "$(free_hugepages)"

@@ -41,13 +41,16 @@ pub(crate) struct Iommufd {
     files: Mutex<LentFiles>,
     /// Whether the kernel cannot map files.
     no_files: AtomicBool,
+    /// Whether it has mapped one.
+    by_file: AtomicBool,
     /// Whether it ends with this value; else it is another user's.
     owned: bool,
 }
 
 impl Iommufd {
     fn of(fd: OwnedFd, ioas: Ioas, owned: bool) -> Self {
-        Self { fd, ioas, files: Mutex::default(), no_files: AtomicBool::new(false), owned }
+        let (no_files, by_file) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { fd, ioas, files: Mutex::default(), no_files, by_file, owned }
     }
 
     /// Ignores poisoning: every change is one call.
@@ -135,7 +138,13 @@ impl IommuContext for Iommufd {
                 Err(errno) if matches!(errno.raw(), libc::ENOTTY | libc::EOPNOTSUPP) => {
                     self.no_files.store(true, Ordering::Relaxed);
                 }
-                mapped => return mapped,
+                mapped => {
+                    if mapped.is_ok() && !self.by_file.load(Ordering::Relaxed) {
+                        self.by_file.store(true, Ordering::Relaxed);
+                        tracing::debug!("memory is mapped by its file (IOMMU_IOAS_MAP_FILE)");
+                    }
+                    return mapped;
+                }
             }
         }
         // SAFETY: the caller's promise is the one required.
