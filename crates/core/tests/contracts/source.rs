@@ -170,10 +170,14 @@ fn a_dma_pool_releases_each_run_once_whatever_panics() {
         }
     });
     assert_eq!(pool.stats().in_use, 0);
+    // Of eight releases one panics, however the threads met.
+    while source.runs().releases < 8 {
+        let _ = catch_unwind(AssertUnwindSafe(|| pool.alloc().map(drop)));
+        let _ = catch_unwind(AssertUnwindSafe(|| pool.shrink()));
+    }
     let _ = catch_unwind(AssertUnwindSafe(|| drop(pool)));
     let runs = source.runs();
     assert!(runs.acquired.is_empty(), "{:?}", runs.acquired);
-    assert!(runs.releases > 20, "{}", runs.releases);
 }
 
 #[test]
