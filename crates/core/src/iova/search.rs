@@ -145,19 +145,9 @@ impl Tree {
         }
     }
 
-    /// Returns the length of the longest free run in granules. O(levels).
-    pub(super) fn longest(&mut self) -> u64 {
-        self.settle();
-        let root = self.nodes.get(self.root).summary(self.level, 0);
-        let beyond = self.bounds.end.saturating_sub(self.span());
-        if beyond > 0 { root.best[0].max(root.tail + beyond) } else { root.best[0] }
-    }
-
     /// Returns the length of the longest free run up to `limit`, in granules. O(levels).
     pub(super) fn longest_before(&mut self, limit: u64) -> u64 {
-        if limit >= self.bounds.end {
-            return self.longest();
-        }
+        let limit = limit.min(self.bounds.end);
         self.settle();
         let known = limit.min(self.span());
         let mut before = Runs::default();
