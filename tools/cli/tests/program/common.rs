@@ -1,4 +1,5 @@
 //! Helpers for the tests of the built program.
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -57,6 +58,28 @@ pub(crate) fn start<S: AsRef<OsStr>>(args: &[S]) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap()
+}
+
+/// Waits until the program has written a line with `words` to standard error; `finish` returns what
+/// it writes after this line.
+pub(crate) fn wait_for_words(child: &mut Child, words: &str) {
+    let (end, mut line) = (Instant::now() + TIMEOUT, Vec::new());
+    let mut err = child.stderr.take().unwrap();
+    while !(line.ends_with(b"\n") && String::from_utf8_lossy(&line).contains(words)) {
+        if line.ends_with(b"\n") {
+            line.clear();
+        }
+        let mut readable = [PollFd::new(&err, PollFlags::IN)];
+        poll(&mut readable, Some(&Timespec { tv_sec: 1, tv_nsec: 0 })).unwrap();
+        assert!(Instant::now() < end, "not written: {words}");
+        let mut byte = [0];
+        // One at a time: what follows is not this function's.
+        if !readable[0].revents().is_empty() {
+            err.read_exact(&mut byte).unwrap_or_else(|_| panic!("ended without: {words}"));
+            line.push(byte[0]);
+        }
+    }
+    child.stderr = Some(err);
 }
 
 pub(crate) fn finish(mut child: Child) -> Ended {
