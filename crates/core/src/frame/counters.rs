@@ -117,10 +117,13 @@ impl Count {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// No read-modify-write: the caller is the only one that changes it.
+    /// Adds `n`, and returns the sum. No read-modify-write: the caller is the only one that changes
+    /// it.
     #[inline(always)]
-    pub(super) fn add(&self, n: u64) {
-        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
+    pub(super) fn add(&self, n: u64) -> u64 {
+        let sum = self.get().wrapping_add(n);
+        self.0.store(sum, Ordering::Relaxed);
+        sum
     }
 
     #[inline(always)]

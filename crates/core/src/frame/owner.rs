@@ -109,7 +109,7 @@ impl ZoneLocal {
             _ => self.alloc_run_of(order),
         };
         match frame {
-            Ok(_) => self.tally.singles.add(order.frames().into()),
+            Ok(_) => _ = self.tally.singles.add(order.frames().into()),
             Err(_) => {
                 self.tally.exhausted.add(1);
                 self.zone.set_under_pressure();
@@ -139,8 +139,7 @@ impl ZoneLocal {
     /// pressure.
     #[inline(always)]
     pub(super) fn count_frees(&mut self, frames: u64) {
-        self.tally.frees.add(frames);
-        if self.tally.frees.get() >= self.check_at {
+        if self.tally.frees.add(frames) >= self.check_at {
             self.maintain();
         }
     }
