@@ -82,8 +82,9 @@ pub struct Revocation<'w> {
 ///
 /// # How to implement it
 /// Six methods are required. A unit with a register for each window, which caches nothing, needs no
-/// more; neither this nor the example `own_backend` of this crate, which is the same as a whole
-/// program with the buffers of a device, needs an operating system or an allocator of its own.
+/// more. The example `own_backend` of this crate is such a unit as a whole program, with the buffers
+/// of its device: its `unit.rs` is `no_std`, has all its state in static memory, and allocates
+/// nothing.
 ///
 /// ```
 /// use pinfold_core::access::Access;

@@ -1,10 +1,14 @@
 //! The open traits of the core, implemented from their documentation alone: a backend that holds the
-//! domain to every sentence of `Backend`'s page, and keeps what was mapped by its first address; a
-//! format, a queue and table memory of one's own under a `TableBackend`; and the sources of pools.
+//! domain to every sentence of `Backend`'s page, and keeps what was mapped by its first address; the
+//! one of the example `own_backend`, in static memory; a format, a queue and table memory of one's
+//! own under a `TableBackend`; and the sources of pools.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
 mod source;
+/// The backend of the example, which is `no_std`.
+#[path = "../../examples/own_backend/unit.rs"]
+mod unit;
 
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange, PhysAddr, PhysRange};
@@ -375,5 +379,48 @@ fn a_table_backend_takes_a_format_a_queue_and_memory_of_ones_own() {
     }
     drop(mapped);
     assert_eq!(domain.mapped().unwrap().count(), 0);
+    assert_eq!((domain.stats().live, domain.stats().quarantined), (0, 0));
+}
+
+#[test]
+fn a_unit_in_static_memory_is_mapped_revoked_and_quiesced() {
+    let domain = Domain::new(Arc::new(unit::Unit), IovaSpace::new(unit::BITS).unwrap());
+    let memory = unit::memory();
+    let take = || unit::Page::take().unwrap();
+    let early = domain.map(take(), FromDevice).unwrap_err();
+    assert!(matches!(early.error, BackendError::NotRegistered { .. }));
+    drop(early);
+    // SAFETY: the memory is static.
+    unsafe { domain.register_memory(memory) }.unwrap();
+    // SAFETY: as above.
+    let again = unsafe { domain.register_memory(memory) }.unwrap_err();
+    assert!(matches!(again, BackendError::AlreadyRegistered { .. }));
+
+    let mut owner = domain.local();
+    let mapped = owner.map_many([take(), take()], FromDevice).unwrap();
+    let at: Vec<Iova> = mapped.iter().map(|mapping| mapping.iova().start()).collect();
+    for (&at, value) in at.iter().zip([5, 6]) {
+        assert!(unit::device_writes(at.checked_add(7).unwrap(), value));
+    }
+    let reader = domain.map(take(), ToDevice).unwrap();
+    assert!(!unit::device_writes(reader.iova().start(), 9), "it may read only");
+    let [first, second] = [0, 1].map(|n| mapped[n].memory().read_u8(7).unwrap());
+    assert_eq!((first, second), (5, 6));
+
+    let mut revoked = Vec::new();
+    owner.revoke_many(mapped, &mut revoked); // one range for both
+    assert!(revoked.iter().all(Revoked::is_quiesced));
+    let pages: Vec<unit::Page> = revoked.into_iter().map(|one| owner.wait(one).unwrap()).collect();
+    assert!(at.iter().all(|&at| !unit::device_writes(at, 8)), "nothing reaches what is quiesced");
+    assert_eq!(pages.iter().map(|page| page.memory().read_u8(7).unwrap()).sum::<u8>(), 5 + 6);
+
+    // Memory that is unregistered while it is mapped is out of reach.
+    let mapping = domain.map(take(), Bidirectional).unwrap();
+    let at = mapping.iova().start();
+    assert!(unit::device_writes(at, 1));
+    domain.unregister_memory(memory).unwrap();
+    assert!(!unit::device_writes(at, 2));
+    assert!(domain.unregister_memory(memory).is_err());
+    drop((mapping, reader, pages));
     assert_eq!((domain.stats().live, domain.stats().quarantined), (0, 0));
 }
