@@ -145,6 +145,7 @@ unsafe impl RevocableSource for Strict {
 /// Three threads allocate, free and shrink one pool, whose source panics in every seventh acquire
 /// and release.
 #[test]
+#[cfg_attr(not(feature = "std"), ignore = "without std the first panic ends the release of a pool")]
 fn a_dma_pool_releases_each_run_once_whatever_panics() {
     let source = Strict::new(Hide::NotAsked, 7);
     let pool = DmaPool::builder("strict").block(8192).build(&source).unwrap();
