@@ -18,7 +18,12 @@ use std::time::{Duration, Instant};
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
-    ("randread-4k-64-1-jobs", "random reads of 4 KiB, 64 in flight, on the model controller"),
+    ("randread-4k-1-1-jobs", "random reads of 4 KiB, 1 in flight, on the model controller"),
+    ("randread-4k-2-1-jobs", "the same with 2 in flight"),
+    ("randread-4k-4-1-jobs", "the same with 4 in flight"),
+    ("randread-4k-8-1-jobs", "the same with 8 in flight"),
+    ("randread-4k-16-1-jobs", "the same with 16 in flight"),
+    ("randread-4k-64-1-jobs", "the same with 64 in flight"),
     ("randread-4k-64-4-jobs", "the same by four jobs with a queue each"),
     ("copy", "a file of random bytes through the model controller into a second file"),
 ];
@@ -31,10 +36,15 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("static", "mapped once, never flushed"),
 ];
 
-/// Case, jobs, and the subjects that are measured.
-const JOBS: [(&str, u32, &[&str]); 2] = [
-    ("randread-4k-64-1-jobs", 1, &["strict", "revoke", "batch", "static"]),
-    ("randread-4k-64-4-jobs", 4, &["batch", "static"]),
+/// Case, depth, jobs, and the subjects that are measured.
+const JOBS: [(&str, u32, u32, &[&str]); 7] = [
+    ("randread-4k-1-1-jobs", 1, 1, &["strict", "batch", "static"]),
+    ("randread-4k-2-1-jobs", 2, 1, &["strict", "batch", "static"]),
+    ("randread-4k-4-1-jobs", 4, 1, &["strict", "batch", "static"]),
+    ("randread-4k-8-1-jobs", 8, 1, &["strict", "batch", "static"]),
+    ("randread-4k-16-1-jobs", 16, 1, &["strict", "batch", "static"]),
+    ("randread-4k-64-1-jobs", 64, 1, &["strict", "revoke", "batch", "static"]),
+    ("randread-4k-64-4-jobs", 64, 4, &["batch", "static"]),
 ];
 const COPY: &str = "copy";
 /// The size of the file that is copied, MiB.
@@ -66,11 +76,11 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     };
     let duration = if quick { QUICK_RUN } else { RUN };
     let mut records = Vec::new();
-    for (case, jobs, protects) in JOBS.into_iter().filter(|(case, ..)| harness.wants(case)) {
+    for (case, depth, jobs, protects) in JOBS.into_iter().filter(|(case, ..)| harness.wants(case)) {
         let subjects = protects.iter().map(|&protect| {
             let own = &own;
             Subject::new(protect, move |out: &mut Samples| {
-                let rate = reads(own, jobs, protect, duration)?;
+                let rate = reads(own, depth, jobs, protect, duration)?;
                 out.modelled(case, Metric::Rate, "IOPS", rate);
                 Ok::<_, BenchError>(())
             })
@@ -93,10 +103,17 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
 }
 
 /// Returns the IOPS of `pinfold io`.
-fn reads(own: &Path, jobs: u32, protect: &str, duration: Duration) -> Result<f64, BenchError> {
+fn reads(
+    own: &Path,
+    depth: u32,
+    jobs: u32,
+    protect: &str,
+    duration: Duration,
+) -> Result<f64, BenchError> {
     let mut command = Command::new(own);
-    command.args(["io", "soft:512M", "--rw", "randread", "--bs", "4k", "--iodepth", "64"]);
-    command.args(["--time-based", "--json", "--protect", protect, &format!("--numjobs={jobs}")]);
+    command.args(["io", "soft:512M", "--rw", "randread", "--bs", "4k"]);
+    command.args(["--time-based", "--json", "--protect", protect]);
+    command.args([format!("--iodepth={depth}"), format!("--numjobs={jobs}")]);
     command.arg(format!("--runtime={}ms", duration.as_millis()));
     let (text, ..) = program::run(&mut command)?;
     program::figure("pinfold", &text, "/read/iops")
