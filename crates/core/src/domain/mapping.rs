@@ -14,7 +14,6 @@ use super::window::{Addresses, Origin};
 use crate::access::{Access, Direction};
 use crate::addr::{Iova, IovaRange, PageSize, Segment};
 use crate::drop_guard::{CleanUp, DropGuard};
-use crate::invalidate::Ticket;
 use crate::iova::IovaError;
 use crate::mem::DmaMemory;
 use crate::share::Shared;
@@ -661,12 +660,6 @@ fn joined<'w>(
 }
 
 impl Space {
-    /// Revokes one range, with a flush of its own.
-    #[inline(always)]
-    pub(super) fn revoke_one(&self, revocation: Revocation<'_>) -> Result<Ticket, BackendError> {
-        self.call(|backend| backend.revoke(revocation, &mut core::iter::empty()))
-    }
-
     /// Revokes as [`Domain::revoke_many`] does, for `caller`.
     pub(super) fn revoke_many_by<P: Pinned, M: Into<Unrevoked<P>>>(
         &self,

@@ -1,13 +1,13 @@
 //! A payload from its map to its end: [`MappedPayload`], the state of a mapping before and after it
 //! is revoked; [`Revoked`], which holds it until no device can reach it and returns it to a thread
-//! that polls or waits; [`QuiescedFuture`], the same as a future; and the release of buffers that the
-//! domain holds ([`Domain::release_late`]).
+//! that polls or waits; and [`QuiescedFuture`], the same as a future. Buffers that nothing waits for
+//! any more are left with the domain (`watch`).
 
 use super::backend::{Revocation, Until, Wait};
 use super::error::BackendError;
-use super::late::{Due, PendingRelease};
+use super::late::Due;
 use super::owner::{Anyone, Caller};
-use super::space::{Domain, Pinned, Space};
+use super::space::{Pinned, Space};
 use super::watch::watch;
 use super::window::{Addresses, Origin};
 use crate::addr::{IovaRange, Segment};
@@ -16,10 +16,8 @@ use crate::invalidate::{Ticket, WaitLimit};
 use crate::known_bad;
 use crate::known_bad::Mistake;
 use crate::share::Shared;
-use alloc::boxed::Box;
 use core::fmt;
 use core::future::{Future, IntoFuture};
-use core::mem::ManuallyDrop;
 use core::pin::Pin;
 use core::task::{Context, Poll, Waker};
 
@@ -422,31 +420,6 @@ impl<P: Pinned> From<NotQuiesced<P>> for BackendError {
     }
 }
 
-/// A buffer of the domain while the backend is called for it.
-struct Abandoned<'d>(&'d Space, PendingRelease);
-
-impl CleanUp for Abandoned<'_> {
-    fn clean_up(self) {
-        // The payload stays leaked.
-        self.0.count_lost(self.1.addresses.iova.len());
-    }
-}
-
-impl Domain {
-    /// Drops the buffers whose late flush has completed, and returns how many are still held. O(1)
-    /// while none is.
-    ///
-    /// Maps, revocations and waits do this too, and the domain by itself: its backend
-    /// [wakes](super::Wait::Wake) it when the flush has completed, also where the program has
-    /// dropped every handle. A payload is then dropped by the thread that wakes. Where a backend
-    /// cannot wake (it panicked, or does so at once), a program that makes no calls calls this.
-    pub fn release_late(&self) -> u64 {
-        self.space.release_late();
-        watch(&self.space);
-        self.space.pending.len()
-    }
-}
-
 impl Space {
     /// Returns the addresses of a mapping that no device can reach.
     #[inline(always)]
@@ -470,84 +443,6 @@ impl Space {
             _ => {}
         }
     }
-
-    /// Takes over a buffer that a device may still reach: until it is `due`, or forever
-    /// (quarantined). `mapped` is false for the rest of a refused map.
-    pub(super) fn keep_reachable<P: Send + 'static>(
-        &self,
-        payload: P,
-        addresses: Addresses,
-        due: Due,
-        mapped: bool,
-    ) {
-        if matches!(due, Due::Never) {
-            core::mem::forget(payload);
-            return self.count_lost(addresses.iova.len());
-        }
-        let payload = ManuallyDrop::new(Box::new(payload) as Box<dyn Send>);
-        self.pending.push(PendingRelease { payload, addresses, due, mapped });
-    }
-
-    /// Completes the work that a panic of the backend interrupted, and returns the buffer. Should
-    /// it panic again, the buffer is quarantined.
-    fn make_up_for(&self, release: PendingRelease) -> PendingRelease {
-        let mut release = DropGuard::new(Abandoned(self, release));
-        let PendingRelease { addresses, due, .. } = &mut release.1;
-        *due = match *due {
-            Due::Revocation => {
-                self.counts().count_revoked(0);
-                self.revoke_one(addresses.revocation()).map_or(Due::Never, Due::At)
-            }
-            known => known,
-        };
-        release.into_inner().1
-    }
-
-    /// Drops late buffers whose flush has completed, as [`Domain::release_late`] does.
-    #[inline]
-    pub(super) fn release_late(&self) -> u64 {
-        match self.pending.first() {
-            Ticket::NEVER => 0,
-            first => self.release_from(first),
-        }
-    }
-
-    /// Drops late buffers whose flush has completed, if the `first` ticket has.
-    #[cold]
-    fn release_from(&self, mut first: Ticket) -> u64 {
-        while first != Ticket::NEVER {
-            let failed = match self.check(first) {
-                Poll::Ready(Ok(())) => false,
-                Poll::Ready(Err(error)) if error.late_ticket().is_none() => true,
-                Poll::Ready(Err(_)) | Poll::Pending => break,
-            };
-            let Some(releasing) = self.pending.try_begin() else { break };
-            while let Some(release) = self.pending.pop_unfinished() {
-                let release = self.make_up_for(release);
-                if matches!(release.due, Due::Never) {
-                    self.count_lost(release.addresses.iova.len());
-                } else {
-                    self.pending.push(release);
-                }
-            }
-            // One by one: a drop may run any code, so it runs without the lock.
-            while let Some(release) = self.pending.pop(|ticket| self.has_completed(ticket)) {
-                if release.mapped {
-                    self.counts().count_unmapped();
-                }
-                // Dropped after its addresses are returned, also if the backend panics meanwhile.
-                let _payload = ManuallyDrop::into_inner(release.payload);
-                self.finish_unmap(&mut Anyone, release.addresses);
-            }
-            while failed && let Some(release) = self.pending.pop(|_| true) {
-                self.count_lost(release.addresses.iova.len());
-            }
-            drop(releasing);
-            // Another call that found buffers due meanwhile left them to this call.
-            first = self.pending.first();
-        }
-        self.pending.len()
-    }
 }
 
 /// The future of a [`Revoked`]: resolves to the buffer when no device can reach it, or to the error
@@ -560,9 +455,9 @@ impl Space {
 /// give up again brings a timer of its own.
 ///
 /// Dropping it early never waits, and drops the buffer: the domain holds it until its flush has
-/// completed, and then frees it ([`Domain::release_late`]), also where this was the last handle of
-/// its domain. To keep the buffer, poll the future by reference (`&mut future` in a `select!`) and
-/// await it again.
+/// completed, and then frees it ([`Domain::release_late`](super::Domain::release_late)), also where
+/// this was the last handle of its domain. To keep the buffer, poll the future by reference
+/// (`&mut future` in a `select!`) and await it again.
 #[must_use = "the buffer is held until its ticket has completed: await it"]
 pub struct QuiescedFuture<P: Pinned>(Option<Revoked<P>>);
 

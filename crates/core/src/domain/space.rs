@@ -2,7 +2,7 @@
 //! a flush completes; and the two contracts of its users: [`Pinned`] memory, which can be mapped,
 //! and a [`Payload`], which a driver gives to its device.
 
-use super::backend::{Backend, Properties, Wait, WindowToken};
+use super::backend::{Backend, Properties, Revocation, Wait, WindowToken};
 use super::error::BackendError;
 use super::late::{self, PendingReleases};
 use super::stats::{Counts, DomainStats, Sum, Writers};
@@ -156,6 +156,12 @@ impl Space {
     /// Prepares a window in the backend.
     pub(super) fn prepare(&self, window: IovaRange) -> Option<WindowToken> {
         self.panics.call(|| Arc::clone(&self.backend).window(window))
+    }
+
+    /// Revokes one range, with a flush of its own.
+    #[inline(always)]
+    pub(super) fn revoke_one(&self, revocation: Revocation<'_>) -> Result<Ticket, BackendError> {
+        self.call(|backend| backend.revoke(revocation, &mut core::iter::empty()))
     }
 
     /// Returns how a wait for the flush would end if it ended now.
