@@ -5,16 +5,18 @@
 //! is not written to.
 //!
 //! `WHAT` is `device` (registers, memory, interrupts; the default), `entries` (the limit of entries
-//! was lowered to 16: `echo 16 > /sys/module/vfio_iommu_type1/parameters/dma_entry_limit`) or
-//! `memlock` (run by a user without `CAP_IPC_LOCK`, under `ulimit -l 8192`). A word `iommufd`,
-//! `type1` or `noiommu` selects the interface. `with=BDF` puts a second device into the same
-//! domain.
+//! was lowered to 16: `echo 16 > /sys/module/vfio_iommu_type1/parameters/dma_entry_limit`),
+//! `memlock` (run by a user without `CAP_IPC_LOCK`, under `ulimit -l 8192`) or `charge` (what the
+//! kernel charges for a mapping, and what was forecast; needs a hugepage of 2 MiB). A word
+//! `iommufd`, `type1` or `noiommu` selects the interface. `with=BDF` puts a second device into the
+//! same domain.
 
 use pinfold::arena::Residency;
 use pinfold::core::access::Bidirectional;
 use pinfold::core::domain::BackendError;
+use pinfold::folios::Survey;
 use pinfold::vfio::{Device, IommuInterface, Options};
-use pinfold::{Arena, Domain, MappingPolicy, Source};
+use pinfold::{Arena, Domain, MappingPolicy, OwnedMemory, Source};
 use std::error::Error;
 use std::process::ExitCode;
 
@@ -35,8 +37,9 @@ fn main() -> ExitCode {
 /// Checks as the words say. Also used by the tests of `pinfold check`.
 pub(crate) fn run(words: &[String]) -> Outcome {
     let has = |word: &str| words.iter().any(|w| w == word);
-    let address =
-        words.first().ok_or("usage: vfio_check BDF [device|entries|memlock] [type1|iommufd]")?;
+    let address = words
+        .first()
+        .ok_or("usage: vfio_check BDF [device|entries|memlock|charge] [type1|iommufd]")?;
     let interfaces = [
         ("type1", IommuInterface::Type1),
         ("iommufd", IommuInterface::Iommufd),
@@ -66,6 +69,7 @@ pub(crate) fn run(words: &[String]) -> Outcome {
     match () {
         () if has("entries") => entries(device.domain())?,
         () if has("memlock") => memlock(device.domain())?,
+        () if has("charge") => charge(device.domain())?,
         () if interface == IommuInterface::NoIommu => unprotected(&device)?,
         () => whole(&device)?,
     }
@@ -257,4 +261,44 @@ fn memlock(domain: &Domain) -> Outcome {
         "unmapped memory may be pinned again",
         domain.map(arena.alloc(6 << 20)?, Bidirectional).is_ok(),
     )
+}
+
+/// Returns the bytes that count as locked or pinned by this process, by the kernel: type1 adds to
+/// the first, iommufd to the second.
+fn charged() -> Result<u64, Box<dyn Error>> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let mut sum = 0;
+    for name in ["VmLck:", "VmPin:"] {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        sum += kib.ok_or(name)?.parse::<u64>()? << 10;
+    }
+    Ok(sum)
+}
+
+/// Compares the kernel's charge for mappings with the forecast.
+fn charge(domain: &Domain) -> Outcome {
+    let before = charged()?;
+    let memory = OwnedMemory::from_vec(vec![1_u8; (5 << 20) + 100])?;
+    let forecast = memory.survey()?.forecast();
+    memory.map_into(domain, MappingPolicy::Whole)?;
+    println!("{forecast}; by the kernel: {}", charged()? - before);
+    check("memory is charged as was forecast", charged()? == before + forecast.mapping)?;
+    memory.reclaim::<Vec<u8>>()?;
+    check("and not when it is unmapped", charged()? == before)?;
+    // Of hugepages a mapping is charged its own pages of 4 KiB, and the next one its own.
+    let arena = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).build(domain)?;
+    let before = charged()?;
+    let (mut sum, mut mapped) = (0, Vec::new());
+    for pages in [5, 1, 64] {
+        let buffer = arena.alloc(pages * 4096)?;
+        let forecast = Survey::new(buffer.memory().addr(), buffer.len() as u64)?.forecast();
+        check("a ring would be charged the hugepage", forecast.ring == 2 << 20)?;
+        mapped.push(domain.map(buffer, Bidirectional)?);
+        sum += forecast.mapping;
+        println!("{forecast}; by the kernel for all: {}", charged()? - before);
+        check("a part of a hugepage is charged as was forecast", charged()? == before + sum)?;
+    }
+    drop(mapped);
+    check("and not when it is unmapped", charged()? == before)
 }

@@ -29,6 +29,12 @@ domain_reports_memlock() {
     for interface in $(interfaces); do as_user 8192 vfio_check $nvme0 $interface memlock; done
 }
 
+domain_is_charged_as_forecast() {
+    bind_to_vfio $nvme0
+    for interface in $(interfaces); do vfio_check $nvme0 $interface charge; done
+    note "by $(interfaces)"
+}
+
 domain_is_measured() {
     bind_to_vfio $nvme0
     pinfold-bench vfio --quick --json >/tmp/bench

@@ -8,7 +8,8 @@ use pinfold_core::addr::PageSize;
 use rustix::thread::CapabilitySet;
 
 /// Registers the pages of `len` bytes at `from` with a ring, and checks that the kernel charges what
-/// was forecast, and takes it back. `None` without io_uring.
+/// was forecast, and takes it back. `None` without io_uring. What it charges for a mapping needs a
+/// device: the example `vfio_check`, in the virtual machine.
 fn charged(area: &Area, from: usize, len: usize) -> Option<u64> {
     let (ring, memory) = (ring()?, area.owned(from, len));
     let before = pinned_by_kernel();
