@@ -212,6 +212,16 @@ kinds! {
         "docs/check.md";
 }
 
+/// A mistake that would explain a finding, and need not be the one that was made.
+pub(crate) type Likely = &'static str;
+
+/// A command has one block more than there is room for.
+pub(crate) const NLB: Likely =
+    "perhaps NLB (CDW12) has the number of blocks: it is 0-based, one less";
+/// A queue has one entry more than there is room for, or than its driver uses.
+pub(crate) const QUEUE_SIZE: Likely =
+    "perhaps AQA or QSIZE (CDW10) has the number of entries: both are 0-based, one less";
+
 /// A finding.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {

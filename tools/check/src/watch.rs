@@ -1,7 +1,7 @@
 //! Watches one device: which requests are in flight, which memory they and the queues use, and what of
 //! it is wrong. What a request is, its model knows.
 
-use crate::findings::{self, Findings, Kind, counted};
+use crate::findings::{self, Findings, Kind, Likely, counted};
 use crate::process::Site;
 use crate::space::{Entry, Fault, Past, Space, Span, Target};
 use pinfold_core::addr::Iova;
@@ -30,6 +30,10 @@ pub(crate) struct InFlight {
     pub(crate) lists: Vec<Span>,
     /// What is wrong with its addresses, where the device comes upon them.
     pub(crate) wrong: Option<Wrong>,
+    /// The last of the blocks of its data, where their number is 0-based.
+    pub(crate) last_block: Option<LastBlock>,
+    /// The mistake that would explain that it exists at all.
+    pub(crate) likely: Option<Likely>,
     /// Whether the driver should wait for it.
     pub(crate) is_awaited: bool,
     /// The number of the last change of the space when it was fetched.
@@ -50,6 +54,8 @@ impl InFlight {
             memory,
             lists: Vec::new(),
             wrong: None,
+            last_block: None,
+            likely: None,
             is_awaited: true,
             serial: 0,
             written: Vec::new(),
@@ -68,17 +74,30 @@ impl InFlight {
         self.memory.iter().filter(move |(_, is)| *is == written).map(|(span, _)| span)
     }
 
-    /// Describes the bytes that the device writes for both, which may be mapped at two addresses.
-    fn writes_with(&self, other: &Self) -> Option<String> {
+    /// Describes the bytes that the device writes for both, which may be mapped at two addresses, and
+    /// a mistake that would explain it.
+    fn writes_with(&self, other: &Self) -> Option<(String, Option<Likely>)> {
         let both = |span: &&Span| self.spans(true).any(|own| own.overlaps(span));
         if let Some(span) = other.spans(true).find(both) {
-            return Some(format!("two commands in flight write the bytes in {span}"));
+            let likely = self.is_block_over(other).then_some(findings::NLB);
+            return Some((format!("two commands in flight write the bytes in {span}"), likely));
         }
         let mut pairs = other.written.iter().flat_map(|a| self.written.iter().map(move |b| (a, b)));
         let [a, b] = pairs.find_map(|(a, b)| a.shared(b))?;
-        Some(format!(
-            "two commands in flight write the same bytes: {a} and {b} are the same memory"
-        ))
+        let text =
+            format!("two commands in flight write the same bytes: {a} and {b} are the same memory");
+        Some((text, None))
+    }
+
+    /// Whether all bytes that the device writes for both are in the last block of one of them.
+    fn is_block_over(&self, other: &Self) -> bool {
+        let blocks = [self.last_block, other.last_block];
+        let mut pairs =
+            self.spans(true).flat_map(|own| other.spans(true).map(move |span| (own, span)));
+        pairs.all(|(own, span)| {
+            let both = Span { first: own.first.max(span.first), last: own.last.min(span.last) };
+            !own.overlaps(span) || blocks.iter().flatten().any(|block| block.span.holds(&both))
+        })
     }
 }
 
@@ -88,6 +107,24 @@ pub(crate) struct Wrong {
     pub(crate) text: String,
     /// The addresses at which an access of the device then fails.
     pub(crate) at: Vec<Span>,
+    /// The mistake that would explain it.
+    pub(crate) likely: Option<Likely>,
+}
+
+/// The last of several blocks of data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LastBlock {
+    pub(crate) span: Span,
+    /// The byte of the data before it.
+    pub(crate) before: u64,
+}
+
+/// Memory of a queue.
+#[derive(Clone, Copy, Debug)]
+struct QueueMemory {
+    span: Span,
+    /// The size of an entry, where their number is 0-based.
+    entry_bytes: Option<u64>,
 }
 
 /// A request's queue, and its identifier there.
@@ -97,7 +134,7 @@ pub(crate) type Id = (u16, u16);
 struct State {
     in_flight: BTreeMap<Id, InFlight>,
     /// The memory of the queues, by what it is and the queue's number.
-    queues: BTreeMap<(&'static str, u16), Span>,
+    queues: BTreeMap<(&'static str, u16), QueueMemory>,
     current: Option<(Id, u64)>,
     enabled: bool,
     /// The device was enabled, and should be shut down.
@@ -201,6 +238,18 @@ impl Watch {
     }
 
     pub(crate) fn add(&self, kind: &Kind, text: String, details: impl FnOnce() -> Vec<String>) {
+        self.add_likely(kind, None, text, details);
+    }
+
+    /// As [`add`](Self::add), with the mistake that would explain it.
+    pub(crate) fn add_likely(
+        &self,
+        kind: &Kind,
+        likely: Option<Likely>,
+        text: String,
+        details: impl FnOnce() -> Vec<String>,
+    ) {
+        let details = || details().into_iter().chain(likely.map(str::to_owned)).collect();
         self.findings.add(kind, format!("{}: {text}", self.name), details);
     }
 
@@ -221,7 +270,7 @@ impl Watch {
                 });
             }
         }
-        for ((what, id), memory) in &state.queues {
+        for ((what, id), QueueMemory { span: memory, .. }) in &state.queues {
             if memory.overlaps(&span) {
                 let text = format!("{span} is unmapped, and {what} {id} is in {memory}");
                 self.add(&findings::QUEUE_UNMAPPED, text, || {
@@ -287,17 +336,18 @@ impl Watch {
         }
         let mut state = self.state();
         for other in state.in_flight.values() {
-            if let Some(text) = new.writes_with(other) {
-                self.add(&findings::WRITTEN_TWICE, text, || {
+            if let Some((text, likely)) = new.writes_with(other) {
+                self.add_likely(&findings::WRITTEN_TWICE, likely, text, || {
                     vec![other.request.to_string(), new.request.to_string()]
                 });
                 break;
             }
         }
-        let request = new.request.clone();
+        let (request, likely) = (new.request.clone(), new.likely);
         if let Some(old) = state.in_flight.insert(id, new) {
+            let likely = likely.or(old.likely);
             let text = format!("command identifier {number} of queue {queue} is in flight twice");
-            self.add(&findings::CID_TWICE, text, || {
+            self.add_likely(&findings::CID_TWICE, likely, text, || {
                 vec![old.request.to_string(), request.to_string()]
             });
         }
@@ -358,7 +408,14 @@ impl Watch {
     }
 
     /// Notes memory of a queue that exists from now on: `what` and the queue's number name it.
-    pub(crate) fn queue_added(&self, what: &'static str, id: u16, memory: Option<Span>) {
+    /// `entry_bytes` is the size of its entries, where their number is 0-based.
+    pub(crate) fn queue_added(
+        &self,
+        (what, id): (&'static str, u16),
+        memory: Option<Span>,
+        entry_bytes: Option<u64>,
+    ) {
+        let memory = memory.map(|span| QueueMemory { span, entry_bytes });
         self.state().queues.extend(memory.map(|memory| ((what, id), memory)));
     }
 
@@ -425,18 +482,31 @@ impl Watch {
     }
 
     /// Returns what is wrong with the addresses of a request, if that is known.
-    pub(crate) fn wrong(&self, id: Id) -> Option<String> {
-        let state = self.state();
-        state.in_flight.get(&id)?.wrong.as_ref().map(|wrong| wrong.text.clone())
+    pub(crate) fn wrong(&self, id: Id) -> Option<Wrong> {
+        self.state().in_flight.get(&id)?.wrong.clone()
     }
 
     /// Returns what is wrong with the request that the device executes, if that explains an access
     /// to an address.
-    fn explanation(&self, at: u64) -> Option<String> {
+    fn explanation(&self, at: u64) -> Option<Wrong> {
+        let (id, _) = self.state().current?;
+        self.wrong(id).filter(|wrong| wrong.at.iter().any(|span| span.contains(at)))
+    }
+
+    /// Returns the mistake that would explain that nothing is mapped at an address: it is in the last
+    /// block of a request's data, or in the last entry of a queue, and what is before that is mapped.
+    fn likely(&self, at: u64) -> Option<Likely> {
+        let space = self.space()?;
         let state = self.state();
-        let (id, _) = state.current?;
-        let wrong = state.in_flight.get(&id)?.wrong.as_ref()?;
-        wrong.at.iter().any(|span| span.contains(at)).then(|| wrong.text.clone())
+        if let Some((id, _)) = state.current {
+            let block = state.in_flight.get(&id)?.last_block?;
+            let is_it = block.span.contains(at) && space.at(block.before).is_some();
+            return is_it.then_some(findings::NLB);
+        }
+        let memory = state.queues.values().find(|memory| memory.span.contains(at))?;
+        let last = memory.span.last.checked_sub(memory.entry_bytes? - 1)?;
+        let before = last.checked_sub(1).filter(|before| memory.span.contains(*before))?;
+        (at >= last && space.at(before).is_some()).then_some(findings::QUEUE_SIZE)
     }
 
     /// Describes the request that the device executes, or the queue of which it accesses an entry.
@@ -445,9 +515,9 @@ impl Watch {
         if let Some(known) = state.current.and_then(|(id, _)| state.in_flight.get(&id)) {
             return vec![known.request.to_string()];
         }
-        let queue = state.queues.iter().find(|(_, memory)| memory.contains(at));
+        let queue = state.queues.iter().find(|(_, memory)| memory.span.contains(at));
         vec![queue.map_or("an entry of a queue".to_owned(), |((what, id), memory)| {
-            format!("an entry of {what} {id}, which is in {memory}")
+            format!("an entry of {what} {id}, which is in {}", memory.span)
         })]
     }
 
@@ -469,9 +539,11 @@ impl Watch {
             BusAccess::Write => "writes",
         };
         if let Fault::Unmapped(at, None) | Fault::Direction(at, _) = fault
-            && let Some(text) = self.explanation(*at)
+            && let Some(Wrong { text, likely, .. }) = self.explanation(*at)
         {
-            self.add(&findings::PRP, text, || self.with_own_address(*at, self.current(*at)));
+            self.add_likely(&findings::PRP, likely, text, || {
+                self.with_own_address(*at, self.current(*at))
+            });
             return;
         }
         match fault {
@@ -487,7 +559,8 @@ impl Watch {
             Fault::Unmapped(at, past) => {
                 let bytes = counted(len, "byte");
                 let text = format!("the device {verb} {bytes} at {at:#x}, which is not mapped");
-                self.add(&findings::UNMAPPED, text, || {
+                let likely = self.likely(*at);
+                self.add_likely(&findings::UNMAPPED, likely, text, || {
                     let mut details = self.current(*at);
                     match past {
                         None => details = self.with_own_address(*at, details),

@@ -2,7 +2,7 @@
 //! of them is wrong.
 
 use super::pointer::{Pointer, meaning_of_prp2};
-use crate::findings::{self, counted};
+use crate::findings::{self, Kind, Likely, counted};
 use crate::irq::{self, Irqs};
 use crate::space::Span;
 use crate::watch::{InFlight, Watch};
@@ -38,6 +38,14 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
+    /// Returns the most bytes of a command (MDTS).
+    fn transfer_bytes(&self) -> u64 {
+        match self.mdts {
+            0 => u64::MAX,
+            shift => self.page_size.checked_shl(shift.into()).unwrap_or(u64::MAX),
+        }
+    }
+
     /// Returns the length of a command's data; 0 where it has none, or it is not known.
     fn data_bytes(&self, queue: u16, command: &Command) -> u64 {
         match (queue, command.opcode) {
@@ -81,6 +89,17 @@ fn feature_bytes(command: &Command) -> u64 {
         0x81 => 8 << (command.cdw11.get() & 1),
         _ => 0,
     }
+}
+
+/// Returns whether a command has NLB, the 0-based number of its blocks, and data of as many.
+fn has_blocks(queue: u16, command: &Command) -> bool {
+    queue != 0 && matches!(command.opcode, nvm::READ | nvm::WRITE)
+}
+
+/// Returns whether no driver has written the entry: a command without a namespace and an identifier
+/// that asks for nothing.
+fn is_empty(command: &Command) -> bool {
+    command.as_bytes().iter().all(|byte| *byte == 0)
 }
 
 /// A command of a queue.
@@ -159,22 +178,35 @@ impl Observing {
         move || vec![submitted.to_string()]
     }
 
+    fn queue_added(&self, kind: QueueKind, id: u16, base: Iova, entries: u32) {
+        let bytes = match kind {
+            QueueKind::Submission => 64,
+            QueueKind::Completion => 16,
+        };
+        let memory = Span::new(base.raw(), u64::from(entries) * bytes);
+        self.watch.queue_added((name(kind), id), memory, Some(bytes));
+    }
+
     fn fetched(&self, queue: u16, at: Iova, command: &Command) {
         if queue != 0 && (command.cdw2.get() | command.cdw3.get()) != 0 {
             let text = "CDW2 and CDW3 of a command are reserved, and not 0".to_owned();
             self.watch.add(&findings::FIELD, text, self.described(queue, command));
         }
         let written = is_written(queue, command);
+        let block = if has_blocks(queue, command) { self.limits.block_bytes.into() } else { 0 };
         let pointer = match self.limits.data_bytes(queue, command) {
             0 => Pointer::default(),
             bytes => {
                 let space = self.watch.space();
-                Pointer::of(command, bytes, self.limits.page_size, space.as_deref())
+                Pointer::of(command, [bytes, block], self.limits.page_size, space.as_deref())
             }
         };
+        let last_block = pointer.last_block(block);
         let memory = pointer.data.into_iter().map(|span| (span, written)).collect();
         let mut new = InFlight::new(Arc::new(self.submitted(queue, command)), memory);
         (new.lists, new.wrong) = (pointer.lists, pointer.wrong);
+        new.last_block = last_block;
+        new.likely = is_empty(command).then_some(findings::QUEUE_SIZE);
         new.entries.push((at.raw(), command.as_bytes().to_vec()));
         // Requests for asynchronous events are in flight until there is an event.
         new.is_awaited = queue != 0 || command.opcode != admin::ASYNC_EVENT;
@@ -184,10 +216,11 @@ impl Observing {
     fn executed(&self, queue: u16, command: &Command, status: Option<Status>) {
         self.watch.executed();
         let status = status.map_or(Status::SUCCESS, Status::code);
-        let is_unwritten = command.as_bytes().iter().all(|byte| *byte == 0);
         let kind = match (queue, status) {
             // In an I/O queue a flush, of no namespace.
-            (_, Status::INVALID_NAMESPACE) if queue != 0 && is_unwritten => &findings::QUEUE_LIMIT,
+            (_, Status::INVALID_NAMESPACE) if queue != 0 && is_empty(command) => {
+                &findings::QUEUE_LIMIT
+            }
             (_, Status::PRP_OFFSET_INVALID) => &findings::PRP,
             (
                 _,
@@ -215,12 +248,8 @@ impl Observing {
             (_, Status::INVALID_NAMESPACE) => &findings::NAMESPACE,
             (_, Status::LBA_OUT_OF_RANGE) => &findings::LBA_RANGE,
             (_, Status::INVALID_FIELD) => {
-                let limit = match self.limits.mdts {
-                    0 => u64::MAX,
-                    shift => self.limits.page_size.checked_shl(shift.into()).unwrap_or(u64::MAX),
-                };
                 let is_sgl = command.flags & Command::PSDT_SGL != 0;
-                if self.limits.data_bytes(queue, command) > limit {
+                if self.limits.data_bytes(queue, command) > self.limits.transfer_bytes() {
                     &findings::TRANSFER_SIZE
                 } else if is_sgl && !self.limits.has_sgls {
                     &findings::SGL
@@ -230,13 +259,18 @@ impl Observing {
             }
             _ => return,
         };
+        let mut likely = self.likely(queue, command, kind, status);
         let wrong = match status {
-            _ if is_unwritten => {
+            _ if is_empty(command) => {
                 let text = "the controller refused an entry of zeroes, which the driver has not written: \
                             the sizes of queues (AQA, CDW10) are 0-based, or a tail is ahead";
                 Some(text.to_owned())
             }
-            Status::PRP_OFFSET_INVALID => self.watch.wrong((queue, command.cid.get())),
+            Status::PRP_OFFSET_INVALID => {
+                let wrong = self.watch.wrong((queue, command.cid.get()));
+                likely = wrong.as_ref().and_then(|wrong| wrong.likely);
+                wrong.map(|wrong| wrong.text)
+            }
             Status::INVALID_QUEUE_SIZE
                 if (1..=self.limits.mqes.into()).contains(&(command.cdw10.get() >> 16)) =>
             {
@@ -246,26 +280,30 @@ impl Observing {
             _ => None,
         };
         let text = wrong.unwrap_or_else(|| format!("the controller refused a command: {status}"));
-        let described = self.described(queue, command);
-        let one_more = self.one_more(command, status);
-        self.watch.add(kind, text, || described().into_iter().chain(one_more).collect());
+        self.watch.add_likely(kind, likely, text, self.described(queue, command));
     }
 
-    /// Returns what a command that exceeds a limit by one may have wrong.
-    fn one_more(&self, command: &Command, status: Status) -> Option<String> {
-        let end = command.slba().saturating_add(command.blocks().into());
-        let text = match status {
-            Status::LBA_OUT_OF_RANGE if end == self.limits.blocks + 1 => {
-                "it ends one block too late: NLB (CDW12) is 0-based"
+    /// Returns the mistake that would explain why a command was refused: by one block, or one entry.
+    fn likely(&self, queue: u16, command: &Command, kind: &Kind, status: Status) -> Option<Likely> {
+        let Limits { block_bytes, blocks, mqes, .. } = self.limits;
+        let bytes = self.limits.data_bytes(queue, command);
+        let over = |limit: u64| limit.checked_add(block_bytes.into()) == Some(bytes);
+        let is_nlb = match status {
+            Status::LBA_OUT_OF_RANGE => {
+                let end = command.slba().checked_add(command.blocks().into());
+                command.opcode != nvm::DATASET_MANAGEMENT
+                    && command.blocks() > 1
+                    && end == blocks.checked_add(1)
             }
-            Status::INVALID_QUEUE_SIZE
-                if command.cdw10.get() >> 16 == u32::from(self.limits.mqes) + 1 =>
-            {
-                "it has one entry too many: QSIZE (CDW10) is 0-based, as CAP.MQES is"
+            Status::DATA_SGL_LENGTH_INVALID => {
+                let sgl = command.sgl1();
+                has_blocks(queue, command) && sgl.kind == 0 && over(sgl.length.get().into())
             }
-            _ => return None,
+            _ => kind.id == findings::TRANSFER_SIZE.id && over(self.limits.transfer_bytes()),
         };
-        Some(text.to_owned())
+        let is_size = status == Status::INVALID_QUEUE_SIZE
+            && command.cdw10.get() >> 16 == u32::from(mqes) + 1;
+        is_nlb.then_some(findings::NLB).or(is_size.then_some(findings::QUEUE_SIZE))
     }
 
     /// Reports a doorbell whose value passes the other end of its queue.
@@ -286,7 +324,10 @@ impl Observing {
                 ),
             ),
         };
-        self.watch.add(finding, text, Vec::new);
+        // The driver goes on at entry 0, and the device at one more.
+        let is_size = kind == QueueKind::Completion && value == 0 && end + 1 == entries;
+        let likely = is_size.then_some(findings::QUEUE_SIZE);
+        self.watch.add_likely(finding, likely, text, Vec::new);
     }
 
     fn bad_doorbell(&self, at: u32, queue: Option<(u16, QueueKind)>, value: u32, entries: u32) {
@@ -309,10 +350,12 @@ impl Observer for Observing {
         let watch = &self.watch;
         match *event {
             ModelEvent::Enabled { asq, acq, entries: [sq, cq], valid } => {
-                let span = |at: Iova, bytes: u32| Span::new(at.raw(), bytes.into());
                 watch.enabled(valid);
-                watch.queue_added(name(QueueKind::Submission), 0, span(asq, sq * 64));
-                watch.queue_added(name(QueueKind::Completion), 0, span(acq, cq * 16));
+                for (kind, base, entries) in
+                    [(QueueKind::Submission, asq, sq), (QueueKind::Completion, acq, cq)]
+                {
+                    self.queue_added(kind, 0, base, entries);
+                }
                 if !valid {
                     let text = format!(
                         "the controller was enabled with CC, AQA, ASQ ({:#x}) or ACQ ({:#x}) that it \
@@ -346,12 +389,7 @@ impl Observer for Observing {
                 }
             }
             ModelEvent::Created { kind, id, base, entries } => {
-                let bytes = match kind {
-                    QueueKind::Submission => 64,
-                    QueueKind::Completion => 16,
-                };
-                let memory = Span::new(base.raw(), u64::from(entries) * bytes);
-                watch.queue_added(name(kind), id, memory);
+                self.queue_added(kind, id, base, entries);
             }
             ModelEvent::Deleted { kind, id } => {
                 watch.queue_removed(name(kind), id);

@@ -1,9 +1,11 @@
 //! The data pointer of a command, as the controller takes it: which memory is its data, which is a list,
 //! and what of the PRPs is wrong.
 
+use crate::findings;
 use crate::space::{Space, Span};
-use crate::watch::Wrong;
+use crate::watch::{LastBlock, Wrong};
 use pinfold_nvme::spec::{Command, SglDescriptor};
+use std::cmp::Ordering;
 
 /// The most entries of one command that are followed.
 const ENTRIES: usize = 4096;
@@ -17,6 +19,8 @@ pub(super) struct Pointer {
     pub(super) lists: Vec<Span>,
     /// What is wrong with PRP2 or with a list, where the controller comes upon it.
     pub(super) wrong: Option<Wrong>,
+    /// Of PRPs: whether the last block alone needs the last page.
+    is_block_over: bool,
 }
 
 /// Returns how many pages follow the first one, of `bytes` at PRP1.
@@ -37,9 +41,17 @@ pub(super) fn meaning_of_prp2(command: &Command, bytes: u64, page: u64) -> Strin
 }
 
 impl Pointer {
-    /// Follows the data pointer of a command with `bytes` of data, more than 0.
-    pub(super) fn of(command: &Command, bytes: u64, page: u64, space: Option<&Space>) -> Self {
-        let mut found = Self::default();
+    /// Follows the data pointer of a command with `bytes` of data, more than 0, in blocks of `block`
+    /// where their number is 0-based, and otherwise of 0.
+    pub(super) fn of(
+        command: &Command,
+        [bytes, block]: [u64; 2],
+        page: u64,
+        space: Option<&Space>,
+    ) -> Self {
+        let pages = |bytes| further_pages(command.prp1.get(), bytes, page);
+        let is_block_over = bytes > block && pages(bytes - block) < pages(bytes);
+        let mut found = Self { is_block_over, ..Self::default() };
         if command.flags & Command::PSDT_SGL != 0 {
             let sgl = command.sgl1();
             let (at, len) = (sgl.address.get(), u64::from(sgl.length.get()));
@@ -60,7 +72,7 @@ impl Pointer {
             let what = || {
                 format!("the controller takes PRP2 {prp2:#x} for the second page of {bytes} bytes")
             };
-            found.check(space, prp2, left, page, what);
+            found.check(space, prp2, left, page, true, what);
             found.add(prp2, left);
         } else if let Some(space) = space {
             found.follow(space, prp2, left, page);
@@ -109,8 +121,10 @@ impl Pointer {
         let takes = format!("the controller takes PRP2 {prp2:#x} for a list of {count} entries");
         let mut list = prp2;
         let mut number = 0;
+        // Without the last block it would be the second page.
+        let is_page = count == 2 && prp2.is_multiple_of(page);
         if !prp2.is_multiple_of(8) {
-            self.is_wrong(None, || format!("{takes}, and it is no multiple of 8"));
+            self.is_wrong(None, false, || format!("{takes}, and it is no multiple of 8"));
             return;
         }
         for _ in 0..ENTRIES {
@@ -119,7 +133,7 @@ impl Pointer {
                 // Where a mapping was there or was refused, that is the fault.
                 if space.at(list).is_some_and(|map| !map.read) || space.is_unknown(list) {
                     let text = || format!("{takes}, and {list:#x} is not mapped for it to be read");
-                    self.is_wrong(Span::new(list, 8), text);
+                    self.is_wrong(Span::new(list, 8), is_page, text);
                 }
                 return;
             }
@@ -131,7 +145,7 @@ impl Pointer {
             let value = u64::from_le_bytes(entry);
             if list % page == page - 8 && left > page {
                 if !value.is_multiple_of(page) {
-                    self.is_wrong(None, || {
+                    self.is_wrong(None, false, || {
                         format!("{takes}, whose link at {list:#x} is {value:#x}")
                     });
                     return;
@@ -141,7 +155,8 @@ impl Pointer {
             }
             let piece = left.min(page);
             let what = || format!("{takes}, of which entry {number} is {value:#x}");
-            self.check(Some(space), value, piece, page, what);
+            let is_over = is_page || number + 1 == count;
+            self.check(Some(space), value, piece, page, is_over, what);
             self.add(value, piece);
             left -= piece;
             if left == 0 {
@@ -162,27 +177,43 @@ impl Pointer {
         }
     }
 
-    /// Checks a PRP that is `what`: the address of a page, of which `len` bytes are used.
+    /// Returns the last block of `block` bytes, if it is not the only one.
+    pub(super) fn last_block(&self, block: u64) -> Option<LastBlock> {
+        let (last, others) = self.data.split_last()?;
+        let first = last.last.checked_sub(block.checked_sub(1)?)?;
+        let before = match first.cmp(&last.first) {
+            Ordering::Greater => first - 1,
+            Ordering::Equal => others.last()?.last,
+            Ordering::Less => return None,
+        };
+        Some(LastBlock { span: Span { first, last: last.last }, before })
+    }
+
+    /// Checks a PRP that is `what`: the address of a page, of which `len` bytes are used. `is_over`:
+    /// a block less might not need it.
     fn check(
         &mut self,
         space: Option<&Space>,
         at: u64,
         len: u64,
         page: u64,
+        is_over: bool,
         what: impl FnOnce() -> String,
     ) {
         if !at.is_multiple_of(page) {
-            self.is_wrong(None, || format!("{}: not the address of a page", what()));
+            self.is_wrong(None, is_over, || format!("{}: not the address of a page", what()));
         } else if space.is_some_and(|space| space.is_unknown(at)) {
-            self.is_wrong(Span::new(at, len), || {
+            self.is_wrong(Span::new(at, len), is_over, || {
                 format!("{}: nothing was ever mapped there", what())
             });
         }
     }
 
     /// Keeps the first text, and all addresses.
-    fn is_wrong(&mut self, at: Option<Span>, text: impl FnOnce() -> String) {
-        let wrong = self.wrong.get_or_insert_with(|| Wrong { text: text(), at: Vec::new() });
+    fn is_wrong(&mut self, at: Option<Span>, is_over: bool, text: impl FnOnce() -> String) {
+        let likely = (is_over && self.is_block_over).then_some(findings::NLB);
+        let wrong =
+            self.wrong.get_or_insert_with(|| Wrong { text: text(), at: Vec::new(), likely });
         if at != wrong.at.last().copied() {
             wrong.at.extend(at);
         }
@@ -220,7 +251,7 @@ mod tests {
         }
         let (prp1, prp2) = (U64::new(prps[0]), U64::new(prps[1]));
         let command = Command { flags, prp1, prp2, ..Command::default() };
-        let found = Pointer::of(&command, bytes, PAGE, Some(&space));
+        let found = Pointer::of(&command, [bytes, 512], PAGE, Some(&space));
         std::hint::black_box(&lists);
         found
     }
@@ -278,6 +309,40 @@ mod tests {
     }
 
     #[test]
+    fn a_page_for_the_last_block_alone_is_named() {
+        let likely = |prps, blocks: u64, words: &[(usize, u64)]| {
+            found(prps, blocks * 512, words).wrong.unwrap().likely.is_some()
+        };
+        // A second page, and a list in place of one.
+        let cases = [(9, true), (10, false), (16, false)];
+        assert_eq!(cases.map(|(blocks, _)| likely([0x2_0000, 0], blocks, &[])), cases.map(|c| c.1));
+        assert!(!likely([0x2_0e01, 0], 1, &[]), "one block is the least");
+        let cases = [(17, true), (18, false), (24, false)];
+        assert_eq!(
+            cases.map(|(blocks, _)| likely([0x2_0000, 0x2_1000], blocks, &[])),
+            cases.map(|c| c.1)
+        );
+        // Of a list the last entry.
+        let list = |last, blocks| likely([0x2_0000, 0x1_0008], blocks, &[(1, 0x2_1000), (2, last)]);
+        assert!(list(0, 17) && list(0x2_0808, 17) && !list(0, 24));
+        assert!(!likely([0x2_0000, 0x1_0008], 25, &[(1, 0), (2, 0x2_1000), (3, 0x2_2000)]));
+        assert!(!likely([0x2_0000, 0x1_0004], 17, &[]));
+    }
+
+    #[test]
+    fn the_last_of_several_blocks_is_found() {
+        let last = |prps, bytes, block| {
+            let found = found(prps, bytes, &[]).last_block(block);
+            found.map(|LastBlock { span, before }| (span.first, span.last, before))
+        };
+        assert_eq!(last([0x2_0000, 0], 1024, 512), Some((0x2_0200, 0x2_03ff, 0x2_01ff)));
+        assert_eq!(last([0x2_0000, 0x2_3000], 4608, 512), Some((0x2_3000, 0x2_31ff, 0x2_0fff)));
+        let alone = [last([0x2_0000, 0], 512, 512), last([0x2_0d00, 0x2_3000], 1024, 512)];
+        assert_eq!(alone, [None; 2], "the only one, and one in two pieces");
+        assert_eq!(last([0x2_0000, 0], 1024, 0), None);
+    }
+
+    #[test]
     fn the_meaning_of_prp2_follows_from_the_pages() {
         let meaning = |offset: u64, bytes| {
             let command = Command { prp1: U64::new(0x1000 + offset), ..Command::default() };
@@ -298,7 +363,7 @@ mod tests {
             let mut command = Command { flags: Command::PSDT_SGL, ..Command::default() };
             command.prp1 = U64::new(0x5000);
             command.prp2 = U64::new(u64::from(kind) << 56 | 32);
-            let found = Pointer::of(&command, 4096, PAGE, None);
+            let found = Pointer::of(&command, [4096, 512], PAGE, None);
             (spans(&found.data), spans(&found.lists))
         };
         assert_eq!(sgl(0), (vec![(0x5000, 32)], vec![]));

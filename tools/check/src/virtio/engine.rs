@@ -242,7 +242,7 @@ impl Engine {
         let queue = Queue::new(set.size, set.rings.map(Iova::new));
         let areas = queue.as_ref().map_or([(Iova::new(0), 0); 3], Queue::areas);
         for ((name, align), (at, len)) in RINGS.into_iter().zip(areas) {
-            self.port.watch.queue_added(name, id, Span::new(at.raw(), len));
+            self.port.watch.queue_added((name, id), Span::new(at.raw(), len), None);
             if !at.raw().is_multiple_of(align) {
                 let text =
                     format!("{name} {id} is at {:#x}, which is no multiple of {align}", at.raw());

@@ -219,6 +219,22 @@ fn a_reset_of_a_device_that_has_failed_ends_nothing() {
 }
 
 #[test]
+fn the_identifier_of_an_empty_entry_has_a_likely_cause() {
+    for is_first in [true, false] {
+        let mut rig = Rig::new();
+        for is_empty in [is_first, !is_first] {
+            let mut request = InFlight::new(Arc::new("a request"), Vec::new());
+            request.likely = is_empty.then_some(findings::QUEUE_SIZE);
+            rig.watch.fetched((1, 0), request);
+        }
+        rig.end();
+        let (found, _) = rig.findings.take();
+        assert_eq!((found.len(), found[0].id), (1, "command-id-twice"));
+        assert_eq!(found[0].details.last().unwrap(), findings::QUEUE_SIZE);
+    }
+}
+
+#[test]
 fn data_that_can_no_longer_be_read_has_not_changed() {
     for (changes, found) in [(false, 0), (true, 1)] {
         let mut rig = Rig::new();

@@ -470,6 +470,39 @@ static void seen(uint32_t at, uint32_t value)
 {
 	for (int i = 0; reg(at) == value; i++) { CHECK(i < 2000000); usleep(10); }
 }
+/* A submission queue that fills its page, and has one entry more, which is not mapped. */
+static void sq_one_more(void)
+{
+	enum { COUNT = PAGE / 64 };
+	struct queue second;
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH) && !map(FREE + 2, 2, BOTH));
+	use(&second, 2, FREE, FREE + 2, COUNT, 2 * COUNT);
+	CHECK(!create_cq(2, FREE + 2, 2 * COUNT, 0) && !create_sq(2, FREE, COUNT + wrong, 2));
+	for (int i = 0; i < COUNT; i++) {
+		struct sqe c = read_to(i, FREE + 3);
+		queue(&second, &c);
+		doorbell(&second);
+		if (!wrong || i < COUNT - 1) CHECK(!complete(&second, NULL));
+	}
+	/* CSTS.CFS: the device has failed. */
+	if (wrong) { for (int i = 0; !(reg(0x1c) & 2); i++) { CHECK(i < 1000000); usleep(10); } }
+	else { CHECK(!delete_queue(0, 2) && !delete_queue(4, 2)); shut_down(); }
+	set(0x14, 0);
+	wait_ready(0);
+	CHECK(!unmap(FREE, 1) && !unmap(FREE + 2, 2) && !unmap(0, FREE));
+}
+/* The driver goes on at entry 0, and the device at one that only it has. */
+static void cq_one_more(void)
+{
+	start(wrong ? ENTRIES + 1 : ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	io.cq_entries = ENTRIES;
+	for (int i = 0; i < ENTRIES; i++) { struct sqe c = read_to(i, FREE); CHECK(!run(&io, &c)); }
+	seen(0x100c, 0);
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
 /* The first doorbell comes before CSTS.RDY. */
 static void early_doorbell(void)
 {
@@ -629,6 +662,17 @@ static void sgl_unmapped(void)
 	CHECK(!unmap(FREE, 1) && !unmap(FREE + 4, 2));
 	stop();
 }
+/* Of the length of eight blocks. */
+static void sgl_short(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 2, BOTH));
+	struct sqe c = rw(2, 1, AT(FREE), PAGE, 0, wrong ? 9 : 8);
+	c.flags = 1 << 6;
+	run(&io, &c);
+	CHECK(!unmap(FREE, 2));
+	stop();
+}
 static void transfer_size(void)
 {
 	start(ENTRIES);
@@ -662,6 +706,23 @@ static void queue_one_more(void)
 	stop();
 }
 static void lba_range(void) { one_command(read_to(1, FREE), rw(2, 1, AT(FREE), 0, 1ull << 40, 8)); }
+/* A transfer of the most that is allowed, 2^8 pages, and one block more. */
+static void transfer_end(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 2, BOTH));
+	uint64_t *list = (void *)BUF(FREE + 1);
+	for (int i = 0; i < 256; i++) list[i] = AT(FREE);
+	struct sqe c = rw(1, 1, AT(FREE), AT(FREE + 1), 0, wrong ? 2049 : 2048);
+	run(&io, &c);
+	CHECK(!unmap(FREE, 2));
+	stop();
+}
+/* Two buffers one after the other, of which the first read writes a block too much. */
+static void reads_adjacent(void)
+{
+	two_reads(rw(2, 1, AT(FREE), 0, 0, wrong ? 5 : 4), rw(2, 2, AT(FREE) + 2048, 0, 0, 4));
+}
 static void command_field(void)
 {
 	struct sqe bad = read_to(1, FREE);
@@ -953,6 +1014,7 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "prp-cross", prp_cross }, { "own-address", own_address }, { "own-prp2", own_prp2 }, { "short-queue", short_queue }, { "entry-sizes", entry_sizes }, { "queue-size", queue_size },
 	{ "head-not-rung", head_not_rung }, { "one-too-many", one_too_many }, { "io-one-too-many", io_one_too_many },
 	{ "lba-one-more", lba_one_more }, { "queue-one-more", queue_one_more }, { "early-doorbell", early_doorbell }, { "still-masked", still_masked }, { "doorbell-deleted", doorbell_deleted }, { "sq-before-cq", sq_before_cq },
+	{ "sq-one-more", sq_one_more }, { "cq-one-more", cq_one_more }, { "sgl-short", sgl_short }, { "transfer-end", transfer_end }, { "reads-adjacent", reads_adjacent },
 	{ "list-changed", list_changed }, { "list-unmapped", list_unmapped },
 	{ "log-unmapped", log_unmapped }, { "feature-changed", feature_changed }, { "sgl-unmapped", sgl_unmapped },
 	{ "munmap", gone_munmap }, { "mremap", gone_mremap }, { "madvise", gone_madvise }, { "fallocate", gone_fallocate },

@@ -198,8 +198,6 @@ fn a_finding_leads_to_the_mistake() {
         ("one-too-many", "queue-limit", "an entry of zeroes, which the driver has not written"),
         ("io-one-too-many", "queue-limit", "an entry of zeroes, which the driver has not written"),
         ("io-one-too-many", "queue-limit", "(QSIZE and AQA are 0-based)"),
-        ("queue-one-more", "queue-limit", "one entry too many: QSIZE (CDW10) is 0-based"),
-        ("lba-one-more", "lba-range", "one block too late: NLB (CDW12) is 0-based"),
         ("early-doorbell", "doorbell-queue", "the admin queues do when CSTS.RDY is 1"),
         ("head-not-rung", "completion-queue-full", "the entries before entry 0"),
         ("doorbell-deleted", "doorbell-queue", "submission queue 1 (0x1008) was written"),
@@ -207,6 +205,42 @@ fn a_finding_leads_to_the_mistake() {
     ] {
         let finding = planted_as("faults", PLAIN, fault, id, &[]);
         assert!(finding.to_string().contains(words), "{words}: {finding:#}");
+    }
+}
+
+#[test]
+fn a_number_that_is_one_too_large_is_named() {
+    let nlb = "perhaps NLB (CDW12) has the number of blocks: it is 0-based, one less";
+    let size = "perhaps AQA or QSIZE (CDW10) has the number of entries: both are 0-based, one less";
+    // Of one block, or of an entry, more than there is: in the first finding.
+    for (device, fault, id, words) in [
+        (PLAIN, "prp-second", "prp", nlb),
+        (PLAIN, "prp-entry", "prp", nlb),
+        (PLAIN, "lba-one-more", "lba-range", nlb),
+        (PLAIN, "transfer-end", "transfer-size", nlb),
+        (PLAIN, "reads-adjacent", "overlapping-reads", nlb),
+        (&["--knob", "sgl=1"], "sgl-short", "sgl", nlb),
+        (PLAIN, "sq-one-more", "dma-unmapped", size),
+        (PLAIN, "cq-one-more", "cq-head-ahead", size),
+        (PLAIN, "queue-one-more", "queue-limit", size),
+    ] {
+        let finding = planted_as("faults", device, fault, id, &[]);
+        assert!(finding["details"].to_string().contains(words), "{fault}: {finding:#}");
+    }
+    // Other numbers have other causes.
+    for (fault, id) in [
+        ("lba-range", "lba-range"),
+        ("transfer-size", "transfer-size"),
+        ("short-queue", "dma-unmapped"),
+        ("cq-head-ahead", "cq-head-ahead"),
+        ("overlapping-reads", "overlapping-reads"),
+        ("aliased", "overlapping-reads"),
+        ("dma-unmapped", "dma-unmapped"),
+        ("prp-list", "prp"),
+        ("prp", "prp"),
+    ] {
+        let finding = planted_as("faults", PLAIN, fault, id, &[]);
+        assert!(!finding.to_string().contains("perhaps"), "{finding:#}");
     }
 }
 
