@@ -36,6 +36,18 @@ fn ignored_iommufd() {
 
 #[test]
 #[ignore = "needs the devices that the tests below provide"]
+fn ignored_limit_of_type_1() {
+    vfio_check::run(&words(&[FIRST, "type1", "memlock"])).unwrap();
+}
+
+#[test]
+#[ignore = "needs the devices that the tests below provide"]
+fn ignored_limit_of_iommufd() {
+    vfio_check::run(&words(&[FIRST, "iommufd", "memlock"])).unwrap();
+}
+
+#[test]
+#[ignore = "needs the devices that the tests below provide"]
 fn ignored_fault() {
     for bdf in [FIRST, SECOND] {
         iommu_fault::run(&words(&[bdf, "1"])).unwrap();
@@ -45,6 +57,11 @@ fn ignored_fault() {
 /// Runs `test` under check, with blocks of 512 bytes and of 4 KiB. One at a time: check becomes the
 /// parent of what its program leaves.
 fn check(test: &str) -> CheckReport {
+    check_from(&[], test)
+}
+
+/// Likewise, started by the program `starter`.
+fn check_from(starter: &[&str], test: &str) -> CheckReport {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock();
     let device = |bdf: &str, group, block_bytes| DeviceConfig {
@@ -56,7 +73,9 @@ fn check(test: &str) -> CheckReport {
     let devices = vec![device(FIRST, 7, 512), device(SECOND, 8, 4096)];
     let program = std::env::current_exe().unwrap().into_os_string();
     let words = ["--exact", test, "--ignored", "--nocapture"].map(Into::into);
-    let mut config = CheckConfig::new(devices, [program].into_iter().chain(words).collect());
+    let starter = starter.iter().map(Into::into);
+    let program = starter.chain([program]).chain(words).collect();
+    let mut config = CheckConfig::new(devices, program);
     config.time_limit = Some(Duration::from_secs(120));
     let report = run(&config).unwrap();
     let lines: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
@@ -96,6 +115,20 @@ fn a_domain_of_iommufd_keeps_its_guarantees() {
         return;
     }
     found(&check("ignored_iommufd"), &[]);
+}
+
+/// Of the virtual machine's `domain_reports_memlock`, which a user runs to whom the nodes are given:
+/// here root without the capability, or the user of this test.
+#[test]
+fn a_domain_names_the_limit_of_locked_memory() {
+    if !may_lock() {
+        return;
+    }
+    let all = ["setpriv", "--bounding-set=-ipc_lock", "prlimit", "--memlock=8388608:8388608"];
+    let starter = if rustix::process::geteuid().is_root() { &all[..] } else { &all[2..] };
+    for test in ["ignored_limit_of_type_1", "ignored_limit_of_iommufd"] {
+        found(&check_from(starter, test), &[]);
+    }
 }
 
 /// It submits revoked memory, which is found.
