@@ -11,8 +11,8 @@
 #
 # Each disk is behind a root port of its own (00:04.0 to 00:07.0), and therefore an IOMMU group of its
 # own and hot-pluggable.
-# PINFOLD_VM_IOMMU has the IOMMU's options, where a test wants others. PINFOLD_VM_TRACE is a file for
-# QEMU's trace of the IOMMU.
+# PINFOLD_VM_IOMMU has the IOMMU's options, where a test wants others, PINFOLD_VM_DEVICE a device more.
+# PINFOLD_VM_TRACE is a file for QEMU's trace of the IOMMU.
 # shellcheck disable=SC2054 # the commas are QEMU's
 
 # image FILE SIZE: creates a sparse file.
@@ -66,6 +66,7 @@ machine_arguments() {
         -device ide-hd,drive=sata,bus=ahci.0,serial=pinfold-sata
         -device edu,id=edu,bus=pcie.0,addr=0x12,dma_mask=0xffffffffffffffff
     )
+    [ -z "${PINFOLD_VM_DEVICE:-}" ] || machine+=(-device "$PINFOLD_VM_DEVICE")
 }
 
 # The data need not outlive the machine: no flush to the host's disk.

@@ -73,6 +73,12 @@ impl Irqs {
         usize::try_from(kind).ok().and_then(|at| state.enabled.get(at).copied()).unwrap_or(false)
     }
 
+    /// Returns how many eventfds of a kind there may be without more vectors.
+    pub(crate) fn enabled_vectors(&self, kind: u32) -> usize {
+        let state = self.state();
+        usize::try_from(kind).ok().and_then(|at| state.events.get(at)).map_or(0, Vec::len)
+    }
+
     /// Sets the eventfds of a kind from `start` on, and enables it.
     pub(crate) fn set(&self, kind: u32, start: u32, events: Vec<Option<OwnedFd>>) {
         let mut state = self.state();
@@ -199,12 +205,18 @@ impl InterruptSink for Irqs {
         let event = match (msix, msi) {
             (true, _) => event_of(&state, MSIX, vector),
             // With fewer messages than vectors the device uses the first.
-            (false, true) => event_of(&state, MSI, vector).or(event_of(&state, MSI, 0)),
+            (false, true) => {
+                let messages = state.events.get(MSI as usize).map_or(0, Vec::len);
+                let is_own = usize::from(vector) < messages;
+                event_of(&state, MSI, if is_own { vector } else { 0 })
+            }
             (false, false) if intx && state.masked => {
                 state.pending = true;
                 return;
             }
-            (false, false) if intx => return deliver_intx(&mut state),
+            (false, false) if intx && event_of(&state, INTX, 0).is_some() => {
+                return deliver_intx(&mut state);
+            }
             (false, false) => None,
         };
         match event {
@@ -293,6 +305,23 @@ mod tests {
         irqs.mask();
         irqs.raise(0);
         assert!(!has(&first));
+    }
+
+    #[test]
+    fn a_message_without_an_eventfd_is_not_another_one() {
+        let (irqs, _) = irqs();
+        let (first, a) = event();
+        irqs.set(MSI, 0, vec![a, None]);
+        assert_eq!(irqs.enabled_vectors(MSI), 2);
+        irqs.raise(1);
+        assert!(!has(&first));
+        // Of a vector that has no message.
+        irqs.raise(2);
+        assert!(has(&first));
+        irqs.disable(MSI);
+        irqs.set(INTX, 0, vec![None]);
+        irqs.raise(1);
+        assert_eq!(irqs.findings.take().1.get("interrupt-lost"), Some(&2));
     }
 
     #[test]

@@ -354,8 +354,8 @@ impl Kernel {
             abi::GET_API_VERSION => Reply::Value(0, None),
             abi::CHECK_EXTENSION => {
                 let has = match argument {
-                    type1::TYPE1 | type1::TYPE1_V2 | type1::UNMAP_ALL | type1::UPDATE_VADDR => true,
-                    type1::DMA_CC_IOMMU => container.iommu.is_some(),
+                    type1::TYPE1 | type1::TYPE1_V2 | type1::NESTING | type1::UNMAP_ALL => true,
+                    type1::DMA_CC_IOMMU | type1::UPDATE_VADDR => container.iommu.is_some(),
                     _ => false,
                 };
                 Reply::Value(has.into(), None)
@@ -364,10 +364,13 @@ impl Kernel {
                 if container.groups.is_empty() || container.iommu.is_some() {
                     return Reply::Error(libc::EINVAL);
                 }
-                if argument != type1::TYPE1 && argument != type1::TYPE1_V2 {
-                    return Reply::Error(libc::ENODEV);
-                }
-                let version_2 = argument == type1::TYPE1_V2;
+                let version_2 = match argument {
+                    type1::TYPE1 => false,
+                    type1::TYPE1_V2 => true,
+                    // The IOMMU has none, which the kernel finds out now.
+                    type1::NESTING => return Reply::Error(libc::EINVAL),
+                    _ => return Reply::Error(libc::ENODEV),
+                };
                 container.iommu = Some(Type1 { version_2, space: Arc::default() });
                 Reply::Value(0, None)
             }
@@ -552,7 +555,7 @@ impl Kernel {
         else {
             return Err(libc::EINVAL);
         };
-        let space = iommufd.attach(&self.shared, index, ioas)?;
+        let space = iommufd.attach(&self.shared, caller, index, ioas)?;
         if let Some(function) = self.shared.functions.get(index) {
             function.attach(space);
         }

@@ -17,7 +17,8 @@ const VENDOR_SPECIFIC: u8 = 0x09;
 /// Device control of the PCI Express capability, and its bit for a function level reset.
 const DEVICE_CONTROL: usize = EXPRESS + 8;
 const FUNCTION_RESET: u8 = 1 << 7;
-/// The enable bits of MSI and MSI-X: the kernel sets them with the interrupts.
+/// The enable bits of MSI and MSI-X: the kernel sets them with the interrupts. It shows that of MSI as
+/// the program has written it, which it can while MSI is enabled.
 const MSI_ENABLE: u8 = 1;
 const MSIX_ENABLE: u8 = 1 << 7;
 
@@ -60,6 +61,8 @@ pub(crate) struct Config {
     /// The bits that a program can write.
     writable: Box<[u8; CONFIG_BYTES]>,
     initial: Box<[u8; CONFIG_BYTES]>,
+    /// MSI is enabled.
+    has_messages: bool,
 }
 
 /// The effect of a write to configuration space.
@@ -75,7 +78,8 @@ impl Config {
     /// Creates the space of a function. The sizes of its BARs are powers of two.
     pub(crate) fn new(layout: &Layout) -> Self {
         let zeroes = || Box::new([0; CONFIG_BYTES]);
-        let mut config = Self { bytes: zeroes(), writable: zeroes(), initial: zeroes() };
+        let mut config =
+            Self { bytes: zeroes(), writable: zeroes(), initial: zeroes(), has_messages: false };
         let identity = &layout.identity;
         let [vendor, device] = identity.id;
         let [sub_vendor, sub_device] = identity.subsystem;
@@ -107,7 +111,7 @@ impl Config {
         if layout.messages > 0 {
             // MSI: 32 vectors, 64 bits of address.
             config.put(MSI, &[0x05, 0x60, 0x8a, 0x00]);
-            config.allow(MSI + 2, &[0x70]);
+            config.allow(MSI + 2, &[0x70 | MSI_ENABLE]);
             let address_and_data = [0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
             config.allow(MSI + 4, &address_and_data);
         }
@@ -171,6 +175,8 @@ impl Config {
         for ((place, (byte, mask)), new) in places.zip(from) {
             // The kernel carries it out and shows 0.
             effect.reset |= place == DEVICE_CONTROL + 1 && new & FUNCTION_RESET != 0;
+            let is_refused = place == MSI + 2 && !self.has_messages;
+            let new = if is_refused { new & !MSI_ENABLE } else { *new };
             *byte = *byte & !mask | new & mask;
             count += 1;
         }
@@ -179,13 +185,11 @@ impl Config {
         (count, effect)
     }
 
-    /// Shows which message-signalled interrupts are enabled.
+    /// Notes which message-signalled interrupts are enabled.
     pub(crate) fn set_interrupts(&mut self, msi: bool, msix: bool) {
-        // Of a function without MSI they are disabled.
-        for (at, bit, on) in [(MSI + 2, MSI_ENABLE, msi), (MSIX + 3, MSIX_ENABLE, msix)] {
-            if let Some(byte) = self.bytes.get_mut(at) {
-                *byte = *byte & !bit | if on { bit } else { 0 };
-            }
+        self.has_messages = msi;
+        if let Some(byte) = self.bytes.get_mut(MSIX + 3) {
+            *byte = *byte & !MSIX_ENABLE | if msix { MSIX_ENABLE } else { 0 };
         }
     }
 
@@ -284,6 +288,20 @@ mod tests {
         assert_eq!(config.read(6, 2), [0x10, 0x00]);
         config.write(MSIX + 2, &[0xff, 0xff]);
         assert_eq!(config.read(MSIX + 2, 2), [32, 0], "the kernel enables MSI-X");
+    }
+
+    #[test]
+    fn messages_are_enabled_in_configuration_space_while_they_are() {
+        let mut config = config();
+        let enabled = |config: &Config| config.read(MSI + 2, 1)[0] & MSI_ENABLE;
+        config.write(MSI + 2, &[0x71]);
+        config.set_interrupts(true, false);
+        assert_eq!(enabled(&config), 0);
+        config.write(MSI + 2, &[0x71]);
+        config.set_interrupts(false, false);
+        assert_eq!(config.read(MSI + 2, 1)[0] & 0x71, 0x71);
+        config.write(MSI + 2, &[0x71]);
+        assert_eq!(config.read(MSI + 2, 1)[0] & 0x71, 0x70);
     }
 
     #[test]

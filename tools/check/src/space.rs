@@ -65,13 +65,23 @@ impl Target {
     }
 }
 
+/// Pages that several mappings share: one and its copies.
+#[derive(Clone, Copy, Debug)]
+struct Shares {
+    mappings: usize,
+    bytes: u64,
+}
+
 #[derive(Debug, Default)]
 struct Inner {
     maps: BTreeMap<u64, Entry>,
     past: VecDeque<Past>,
     serial: u64,
-    /// The bytes that each process has mapped, each time that it has.
+    /// The bytes that each process has mapped, each time that it has, but for copies.
     charged: HashMap<u32, u64>,
+    /// Which pages a mapping shares, by its number; pages have the number of their first mapping.
+    sharing: HashMap<u64, u64>,
+    shared: HashMap<u64, Shares>,
     /// How many mappings there are of a page of a process.
     copies: HashMap<(u32, u64), usize>,
     /// No page below it is free, but page 0.
@@ -80,7 +90,8 @@ struct Inner {
 
 impl Inner {
     fn count(&mut self, entry: &Entry, added: bool) {
-        let (pid, len) = (entry.memory.pid, entry.span.len());
+        let pid = entry.memory.pid;
+        let len = if added { entry.span.len() } else { self.released(entry) };
         let charged = self.charged.entry(pid).or_default();
         *charged = if added { charged.saturating_add(len) } else { charged.saturating_sub(len) };
         let copies = self.copies.entry((pid, entry.vaddr)).or_default();
@@ -88,6 +99,32 @@ impl Inner {
         if *copies == 0 {
             self.copies.remove(&(pid, entry.vaddr));
         }
+    }
+}
+
+impl Inner {
+    /// Has a mapping share the pages of another one: they stay locked until all of them have ended.
+    fn share(&mut self, entry: &Entry, source: &Entry) {
+        let bytes = source.span.len();
+        let pages = *self.sharing.entry(source.serial).or_insert(source.serial);
+        let shares = self.shared.entry(pages).or_insert(Shares { mappings: 1, bytes });
+        shares.mappings += 1;
+        self.sharing.insert(entry.serial, pages);
+        // It has been counted as a mapping of its own.
+        if let Some(charged) = self.charged.get_mut(&entry.memory.pid) {
+            *charged = charged.saturating_sub(entry.span.len());
+        }
+    }
+
+    /// Returns how many bytes are no longer locked when a mapping has ended.
+    fn released(&mut self, entry: &Entry) -> u64 {
+        let Some(pages) = self.sharing.remove(&entry.serial) else { return entry.span.len() };
+        let Some(shares) = self.shared.get_mut(&pages) else { return 0 };
+        shares.mappings -= 1;
+        if shares.mappings > 0 {
+            return 0;
+        }
+        self.shared.remove(&pages).map_or(0, |shares| shares.bytes)
     }
 }
 
@@ -131,7 +168,7 @@ impl Space {
         self.inner().maps.len()
     }
 
-    /// Returns the bytes that a process has mapped, each time that it has.
+    /// Returns the bytes that a process has mapped, each time that it has, but for copies.
     pub(crate) fn charged(&self, pid: u32) -> u64 {
         self.inner().charged.get(&pid).copied().unwrap_or(0)
     }
@@ -208,11 +245,21 @@ impl Space {
     }
 
     /// Adds a mapping, which overlaps no other.
-    pub(crate) fn insert(&self, mut entry: Entry) {
+    pub(crate) fn insert(&self, entry: Entry) {
+        self.insert_copy(entry, None);
+    }
+
+    /// Adds a mapping, which overlaps no other, of the pages of the mapping at `source` if there is one:
+    /// they count once.
+    pub(crate) fn insert_copy(&self, mut entry: Entry, source: Option<u64>) {
         let mut inner = self.inner_mut();
         inner.serial += 1;
         entry.serial = inner.serial;
         inner.count(&entry, true);
+        let source = source.and_then(|at| lookup(&inner, at).cloned());
+        if let Some(source) = source {
+            inner.share(&entry, &source);
+        }
         inner.maps.insert(entry.span.first, entry);
     }
 
@@ -415,6 +462,26 @@ mod tests {
         assert_eq!(shared((0x1000, 0x800), (0x5000, 0x2000)), None);
         assert_eq!(shared((0x1000, 0x801), (0x5000, 0x2000)), Some([(0x1800, 1), (0x5000, 1)]));
         assert_eq!(shared((0x1000, 0x1000), (0x9000, 0x1000)), None);
+    }
+
+    #[test]
+    fn pages_count_once_until_their_last_copy_ends() {
+        let memory = Arc::new(Memory::of(std::process::id()).unwrap());
+        let space = Space::default();
+        let add = |at, len, source| space.insert_copy(entry(at, len, 0x70000, &memory), source);
+        let remove = |at| space.remove(Span::new(at, 1).unwrap(), &Site::default()).len();
+        let locked = || space.charged(memory.pid);
+        add(0x1000, 0x2000, None);
+        add(0x8000, 0x1000, Some(0x1000));
+        // A copy of a copy, and the same page mapped again.
+        add(0x9000, 0x1000, Some(0x8000));
+        assert_eq!(locked(), 0x2000);
+        add(0xa000, 0x1000, None);
+        assert_eq!(locked(), 0x3000);
+        for (at, left) in [(0x1000, 0x3000), (0x9000, 0x3000), (0x8000, 0x1000), (0xa000, 0)] {
+            assert_eq!((remove(at), locked()), (1, left), "{at:#x}");
+        }
+        assert!(space.inner().sharing.is_empty() && space.inner().shared.is_empty());
     }
 
     #[test]

@@ -123,7 +123,7 @@ pub(crate) fn set_irqs(function: &Function, caller: &Caller) -> Answer {
     };
     let room = usize::try_from(argsz).unwrap_or(usize::MAX) - LEAST;
     let wanted = usize::try_from(number).unwrap_or(usize::MAX).saturating_mul(size);
-    if room < wanted || size != 0 && number == 0 {
+    if room < wanted {
         return Err(libc::EINVAL);
     }
     let from = caller.argument.wrapping_add(LEAST as u64);
@@ -163,49 +163,89 @@ fn trigger(
     items: &[u8],
 ) -> Answer {
     let irqs = &function.irqs;
-    let other = match kind {
-        irq::INTX => irqs.is_enabled(irq::MSI) || irqs.is_enabled(irq::MSIX),
-        irq::MSI => irqs.is_enabled(irq::INTX) || irqs.is_enabled(irq::MSIX),
-        irq::MSIX => irqs.is_enabled(irq::INTX) || irqs.is_enabled(irq::MSI),
-        _ => false,
-    };
-    if data == DATA_NONE && number == 0 {
-        // With another kind enabled there is nothing to disable.
-        if matches!(kind, irq::INTX | irq::MSI | irq::MSIX) && other {
-            return Err(libc::EINVAL);
-        }
+    let is_enabled = irqs.is_enabled(kind);
+    let is_whole = matches!(kind, irq::INTX | irq::MSI | irq::MSIX);
+    if data == DATA_NONE && number == 0 && is_enabled {
         irqs.disable(kind);
         return Ok(0);
     }
-    if other {
+    let other = [irq::INTX, irq::MSI, irq::MSIX].into_iter().filter(|other| *other != kind);
+    if is_whole && other.into_iter().any(|other| irqs.is_enabled(other)) {
+        return Err(libc::EINVAL);
+    }
+    // Of these there is one.
+    let is_missing = match kind {
+        irq::INTX => number != 1,
+        irq::MSI | irq::MSIX => false,
+        _ => data != DATA_NONE && number == 0,
+    };
+    if is_missing {
         return Err(libc::EINVAL);
     }
     if data == DATA_EVENTFD {
-        let mut events = Vec::new();
-        for item in items.as_chunks::<4>().0 {
-            match i32::from_ne_bytes(*item) {
-                -1 => events.push(None),
-                fd if fd < -1 => return Err(libc::EINVAL),
-                fd => {
-                    events.push(Some(process::take_eventfd(caller.tid, fd)?));
-                }
-            }
-        }
-        let single = kind == irq::INTX || kind == irq::ERROR || kind == irq::REQUEST;
-        if single && events.iter().all(Option::is_none) {
-            irqs.disable(kind);
-            return Ok(0);
-        }
-        irqs.set(kind, start, events);
-        return Ok(0);
+        return set_eventfds(function, caller, kind, start, number, items);
     }
-    if !irqs.is_enabled(kind) {
+    if !is_enabled && (is_whole || data == DATA_NONE) {
         return Err(libc::EINVAL);
     }
     for (at, vector) in (start..).take(usize::try_from(number).unwrap_or(0)).enumerate() {
         if data == DATA_NONE || items.get(at) == Some(&1) {
             irqs.trigger(kind, vector);
         }
+    }
+    Ok(0)
+}
+
+/// Sets eventfds from `start` on, as far as they are valid: where one is not, none of them is set.
+fn set_eventfds(
+    function: &Function,
+    caller: &Caller,
+    kind: u32,
+    start: u32,
+    number: u32,
+    items: &[u8],
+) -> Answer {
+    let irqs = &function.irqs;
+    let is_enabled = irqs.is_enabled(kind);
+    // Messages are allocated when they are enabled; a table has room for more later.
+    let room = match kind {
+        irq::MSI if is_enabled => irqs.enabled_vectors(kind),
+        _ => usize::MAX,
+    };
+    if matches!(kind, irq::MSI | irq::MSIX) && number == 0 {
+        if is_enabled {
+            return Ok(0);
+        } else if start == 0 {
+            return Err(libc::ERANGE);
+        }
+    }
+    let first = usize::try_from(start).unwrap_or(usize::MAX);
+    let mut events = Vec::new();
+    for (vector, item) in (first..).zip(items.as_chunks::<4>().0) {
+        let taken = match i32::from_ne_bytes(*item) {
+            fd if fd >= 0 && vector >= room => Err(libc::EINVAL),
+            fd if fd >= 0 => process::take_eventfd(caller.tid, fd).map(Some),
+            fd if fd < -1 && matches!(kind, irq::ERROR | irq::REQUEST) => Err(libc::EINVAL),
+            _ => Ok(None),
+        };
+        match taken {
+            Ok(event) => events.push(event),
+            Err(errno) => {
+                // Those before it, and its own, are released.
+                if is_enabled && matches!(kind, irq::MSI | irq::MSIX) {
+                    let most = irqs.enabled_vectors(kind).saturating_sub(first);
+                    let released = (0..=events.len()).take(most).map(|_| None).collect();
+                    irqs.set(kind, start, released);
+                }
+                return Err(errno);
+            }
+        }
+    }
+    if matches!(kind, irq::ERROR | irq::REQUEST) && events.iter().all(Option::is_none) {
+        irqs.disable(kind);
+    } else {
+        events.truncate(room.saturating_sub(first));
+        irqs.set(kind, start, events);
     }
     Ok(0)
 }

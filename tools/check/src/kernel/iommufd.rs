@@ -63,6 +63,7 @@ impl Iommufd {
     pub(crate) fn attach(
         &mut self,
         shared: &Shared,
+        caller: &Caller,
         index: usize,
         ioas: Option<u32>,
     ) -> Result<Option<Arc<Space>>, i32> {
@@ -74,6 +75,8 @@ impl Iommufd {
             if space.overlapping(gap).is_some() {
                 return Err(libc::EADDRINUSE);
             }
+            // Pages are locked as long as a device reaches them.
+            type1::may_lock(caller, space, 0)?;
         }
         for object in self.objects.values_mut() {
             if let Object::Device(own, attached) = object
@@ -201,7 +204,9 @@ impl Iommufd {
         };
         self.check(shared, id, &space, span).map_err(refused)?;
         let (read, write) = (flags & READABLE != 0, flags & WRITEABLE != 0);
-        type1::add(shared, caller, &space, span, vaddr, read, write).map_err(refused)?;
+        let is_locked = self.has_device(id);
+        type1::add(shared, caller, &space, span, vaddr, [read, write], is_locked)
+            .map_err(refused)?;
         command.set_u64(32, at);
         command.write(&caller.memory, caller.argument)?;
         Ok(Reply::Value(0, Some((space, span))))
@@ -235,7 +240,9 @@ impl Iommufd {
         self.check(shared, to, &space, span)?;
         let vaddr = entry.vaddr.wrapping_add(source.first - entry.span.first);
         let (read, site) = (flags & READABLE != 0, caller.site());
-        space.insert(Entry { span, vaddr, read, write, site, serial: 0, memory: entry.memory });
+        let source = (from == to).then_some(source.first);
+        let copy = Entry { span, vaddr, read, write, site, serial: 0, memory: entry.memory };
+        space.insert_copy(copy, source);
         command.set_u64(24, at);
         command.write(&caller.memory, caller.argument)?;
         Ok(Reply::Value(0, Some((space, span))))

@@ -11,6 +11,8 @@ use std::sync::Arc;
 pub(crate) const TYPE1: u64 = 1;
 pub(crate) const TYPE1_V2: u64 = 3;
 pub(crate) const DMA_CC_IOMMU: u64 = 4;
+/// Nested domains, which Linux 6.13 has removed.
+pub(crate) const NESTING: u64 = 6;
 pub(crate) const UNMAP_ALL: u64 = 9;
 pub(crate) const UPDATE_VADDR: u64 = 10;
 
@@ -120,7 +122,7 @@ impl Type1 {
             return Err(refused(libc::EINVAL));
         }
         let (read, write) = (flags & MAP_READ != 0, flags & MAP_WRITE != 0);
-        add(shared, caller, &self.space, span, vaddr, read, write).map_err(refused)?;
+        add(shared, caller, &self.space, span, vaddr, [read, write], true).map_err(refused)?;
         if count + 1 == ENTRY_LIMIT / 10 * 9 {
             let text = format!("{} of {ENTRY_LIMIT} mappings of a container are in use", count + 1);
             shared.findings.add(&findings::ENTRY_LIMIT, text, || vec![caller.site().describe()]);
@@ -149,7 +151,7 @@ impl Type1 {
         } else {
             Span::new(iova, size)
         };
-        let mut span = span.ok_or(libc::EINVAL)?;
+        let span = span.ok_or(libc::EINVAL)?;
         if !all && self.version_2 {
             let first = self.space.at(span.first);
             let last = self.space.at(span.last);
@@ -160,13 +162,11 @@ impl Type1 {
                 shared.findings.add(&findings::UNMAP_PART, text, || vec![caller.site().describe()]);
                 return Err(libc::EINVAL);
             }
-        } else if !all {
-            // Version 1 skips a mapping that begins before, and unmaps whole one that ends behind.
-            if let Some(map) = self.space.at(span.first).filter(|map| map.span.first < span.first) {
-                span.first = map.span.last.saturating_add(1).min(span.last);
-            }
         }
-        let removed = remove(shared, caller, &self.space, span);
+        // Version 1 unmaps nothing where a mapping begins before, and whole one that ends behind.
+        let begins_before =
+            !all && self.space.at(span.first).is_some_and(|map| map.span.first < span.first);
+        let removed = if begins_before { 0 } else { remove(shared, caller, &self.space, span) };
         if removed == 0 && !all {
             let text = format!("an unmap of {span} found nothing that is mapped");
             shared.findings.add(&findings::UNMAP_NOTHING, text, || vec![caller.site().describe()]);
@@ -176,6 +176,16 @@ impl Type1 {
     }
 }
 
+/// Returns whether the caller may lock `more` bytes beside those that it has in an address space.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(crate) fn may_lock(caller: &Caller, space: &Space, more: u64) -> Result<(), i32> {
+    let limit = crate::process::lock_limit(caller.tid);
+    let locked = space.charged(caller.memory.pid).saturating_add(more);
+    if limit.is_some_and(|limit| locked > limit) { Err(libc::ENOMEM) } else { Ok(()) }
+}
+
 /// Adds a mapping of the caller's memory, which overlaps no other.
 pub(crate) fn add(
     shared: &Shared,
@@ -183,16 +193,14 @@ pub(crate) fn add(
     space: &Space,
     span: Span,
     vaddr: u64,
-    read: bool,
-    write: bool,
+    [read, write]: [bool; 2],
+    is_locked: bool,
 ) -> Result<(), i32> {
     if !Memory::is_mapped(caller.tid, vaddr, span.len(), write) {
         return Err(libc::EFAULT);
     }
-    if let Some(limit) = crate::process::lock_limit(caller.tid)
-        && space.charged(caller.memory.pid).saturating_add(span.len()) > limit
-    {
-        return Err(libc::ENOMEM);
+    if is_locked {
+        may_lock(caller, space, span.len())?;
     }
     let site = caller.site();
     let memory = caller.memory.clone();

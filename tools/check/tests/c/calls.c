@@ -1,5 +1,5 @@
-/* calls [type1|iommufd] [BDF]: every call of VFIO that `pinfold check` answers, right and wrong, a line for each answer.
- * The lines are compared with those of the kernel in the virtual machine (tests/kernel-*.txt): contrib/check/kernel records them. */
+/* calls [type1|iommufd|msi|width] [BDF]: every call of VFIO that `pinfold check` answers, right and wrong, a line for each answer.
+ * The lines are compared with those of the kernel in the virtual machine (tests/kernel): contrib/check/kernel records them. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@ static const char *name(int error)
 	case ENOTTY: return "ENOTTY"; case EBUSY: return "EBUSY"; case ENODEV: return "ENODEV"; case ENOSPC: return "ENOSPC";
 	case ENOMEM: return "ENOMEM"; case EBADF: return "EBADF"; case EBADFD: return "EBADFD"; case EOVERFLOW: return "EOVERFLOW";
 	case E2BIG: return "E2BIG"; case EMSGSIZE: return "EMSGSIZE"; case EOPNOTSUPP: return "EOPNOTSUPP"; case EPERM: return "EPERM";
-	case EADDRINUSE: return "EADDRINUSE"; case EACCES: return "EACCES";
+	case EADDRINUSE: return "EADDRINUSE"; case EAGAIN: return "EAGAIN"; case ERANGE: return "ERANGE"; case EACCES: return "EACCES";
 	}
 	snprintf(other, sizeof other, "%d", error);
 	return other;
@@ -143,6 +143,41 @@ static void maps(void)
 	say("unmap all", unmap(0, 0, VFIO_DMA_UNMAP_FLAG_ALL));
 }
 
+/* Version 1 has no rule for an unmap that cuts a mapping. */
+static void version_1(void)
+{
+	const uint32_t rw = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE;
+	say("v1, map four pages", map(0x100000, memory, 4 * PAGE, rw));
+	say("v1, map the same", map(0x100000, memory, 4 * PAGE, rw));
+	say("v1, map behind it", map(0x104000, memory + 4 * PAGE, 2 * PAGE, rw));
+	say("v1, map apart", map(0x108000, memory, PAGE, rw));
+	say("v1, unmap in the middle", unmap(0x101000, PAGE, 0));
+	say("v1, unmap the end", unmap(0x103000, PAGE, 0));
+	say("v1, unmap from the middle on, and what follows", unmap(0x102000, 4 * PAGE, 0));
+	say("v1, unmap from the gap on", unmap(0x106000, 3 * PAGE, 0));
+	say("v1, unmap the first page", unmap(0x100000, PAGE, 0));
+	say("v1, unmap what was there", unmap(0x101000, 3 * PAGE, 0));
+	say("v1, unmap the first page of the next", unmap(0x103000, 2 * PAGE, 0));
+	say("v1, map for unmap all", map(0x100000, memory, PAGE, rw));
+	say("v1, unmap all", unmap(0, 0, VFIO_DMA_UNMAP_FLAG_ALL));
+}
+
+/* Where the width of the IOMMU shows. */
+static void width(void)
+{
+	const uint32_t rw = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE;
+	info();
+	for (int bits = 38; bits < 58; bits++) {
+		char what[32];
+		snprintf(what, sizeof what, "map at 2^%d", bits);
+		if (!say(what, map(1ull << bits, memory, PAGE, rw))) unmap(1ull << bits, PAGE, 0);
+		snprintf(what, sizeof what, "map below 2^%d", bits);
+		if (!say(what, map((1ull << bits) - PAGE, memory, PAGE, rw))) unmap((1ull << bits) - PAGE, PAGE, 0);
+		snprintf(what, sizeof what, "map across 2^%d", bits);
+		if (!say(what, map((1ull << bits) - PAGE, memory, 2 * PAGE, rw))) unmap((1ull << bits) - PAGE, 2 * PAGE, 0);
+	}
+}
+
 static void limits(void)
 {
 	const uint32_t rw = VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE;
@@ -163,6 +198,24 @@ static int irqs(uint32_t index, uint32_t start, uint32_t count, uint32_t flags, 
 	*set = (struct vfio_irq_set){ .argsz = argsz, .flags = flags, .index = index, .start = start, .count = count };
 	if (fds) memcpy(set->data, fds, 4 * count);
 	return ioctl(device, VFIO_DEVICE_SET_IRQS, set);
+}
+
+#define CONFIG ((off_t)7 << 40)
+static int capability(uint8_t id)
+{
+	uint8_t at = 0, head[2];
+	if (pread(device, &at, 1, CONFIG + 0x34) != 1) return -1;
+	for (int n = 0; at && n < 48; n++, at = head[1]) {
+		if (pread(device, head, 2, CONFIG + at) != 2) return -1;
+		if (head[0] == id) return at;
+	}
+	return -1;
+}
+static int msix_enable(void)
+{
+	uint16_t control;
+	int at = capability(0x11);
+	return at < 0 || pread(device, &control, 2, CONFIG + at + 2) != 2 ? -1 : control >> 15;
 }
 
 static void devices(void)
@@ -200,7 +253,11 @@ static void devices(void)
 	say("irqs, a wrapping count", irqs(2, 1, ~0u, none, NULL, 20));
 	say("irqs, no eventfd", irqs(2, 0, 1, event, &file, 24));
 	say("irqs, a bad descriptor", irqs(2, 0, 2, event, bad, 28));
+	say("irqs, MSI-X off, without any", irqs(2, 0, 0, none, NULL, 20));
+	say("irqs, INTx off, without it", irqs(0, 0, 0, none, NULL, 20));
+	say("irqs, MSI-X is enabled", msix_enable());
 	say("irqs, two of MSI-X", irqs(2, 0, 2, event, fds, 28));
+	say("irqs, MSI-X is enabled", msix_enable());
 	say("irqs, INTx beside MSI-X", irqs(0, 0, 1, event, fds, 24));
 	say("irqs, a trigger without data", irqs(2, 1, 1, none, NULL, 20));
 	say("irqs, it arrived", read(fds[1], &n, 8));
@@ -211,11 +268,23 @@ static void devices(void)
 	say("irqs, mask INTx", irqs(0, 0, 1, VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_MASK, NULL, 20));
 	say("irqs, unmask INTx", irqs(0, 0, 1, VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_UNMASK, NULL, 20));
 	say("irqs, INTx off", irqs(0, 0, 0, none, NULL, 20));
+	say("irqs, MSI-X is enabled", msix_enable());
 	say("irqs, the request", irqs(4, 0, 1, event, fds, 24));
+	say("irqs, a trigger of the request", irqs(4, 0, 1, none, NULL, 20));
+	say("irqs, it arrived", read(fds[0], &n, 8));
+	say("irqs, no request", irqs(4, 0, 1, event, &(int){ -1 }, 24));
+	say("irqs, the request has descriptor -2", irqs(4, 0, 1, event, &(int){ -2 }, 24));
+	say("irqs, INTx has descriptor -2", irqs(0, 0, 1, event, &(int){ -2 }, 24));
+	say("irqs, INTx off", irqs(0, 0, 0, none, NULL, 20));
+	say("irqs, MSI-X has descriptor -2", irqs(2, 0, 1, event, &(int){ -2 }, 24));
+	say("irqs, an eventfd more", irqs(2, 1, 1, event, fds, 24));
+	say("irqs, none more", irqs(2, 0, 0, event, NULL, 20));
+	say("irqs, a trigger beyond them", irqs(2, 2, 1, none, NULL, 20));
+	say("irqs, MSI-X off", irqs(2, 0, 0, none, NULL, 20));
 	say("reset", ioctl(device, VFIO_DEVICE_RESET));
 	say("an unknown request", ioctl(device, _IO(';', 0xfe)));
 
-	const off_t config = (off_t)7 << 40;
+	const off_t config = CONFIG;
 	uint32_t value = 0;
 	uint16_t command;
 	say("config, read", pread(device, &value, 4, config + 8));
@@ -240,6 +309,93 @@ static void devices(void)
 	say("a region that does not exist", pread(device, &value, 4, (off_t)8 << 40));
 }
 
+static int msi_enable(void)
+{
+	uint16_t control;
+	int at = capability(5);
+	return at < 0 || pread(device, &control, 2, CONFIG + at + 2) != 2 ? -1 : control & 1;
+}
+static int set_msi_enable(void)
+{
+	uint16_t control;
+	int at = capability(5);
+	if (at < 0 || pread(device, &control, 2, CONFIG + at + 2) != 2) return -1;
+	control |= 1;
+	return pwrite(device, &control, 2, CONFIG + at + 2);
+}
+/* Message-signalled interrupts without a table: of a device that has several. */
+static void messages(void)
+{
+	const uint32_t event = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER, none = VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER;
+	const uint32_t flag = VFIO_IRQ_SET_DATA_BOOL | VFIO_IRQ_SET_ACTION_TRIGGER;
+	int fds[4], file = open("/proc/self/exe", O_RDONLY);
+	uint64_t n;
+	for (int i = 0; i < 4; i++) fds[i] = eventfd(0, EFD_NONBLOCK);
+	struct vfio_irq_info i = { .argsz = sizeof i, .index = 1 };
+	say("messages", ioctl(device, VFIO_DEVICE_GET_IRQ_INFO, &i));
+	printf("messages: flags %x, several %d, a power of two %d\n", i.flags, i.count > 3, i.count && !(i.count & (i.count - 1)));
+	say("enabled", msi_enable());
+	say("a trigger of none", irqs(1, 0, 1, none, NULL, 20));
+	say("off, without any", irqs(1, 0, 0, none, NULL, 20));
+	say("too many", irqs(1, i.count, 1, event, fds, 24));
+	say("no eventfd", irqs(1, 0, 1, event, &file, 24));
+	say("enabled", msi_enable());
+	say("two", irqs(1, 0, 2, event, fds, 28));
+	say("enabled", msi_enable());
+	say("trigger the second", irqs(1, 1, 1, none, NULL, 20));
+	say("the first", read(fds[0], &n, 8));
+	say("the second", read(fds[1], &n, 8));
+	say("trigger both", irqs(1, 0, 2, none, NULL, 20));
+	say("the first", read(fds[0], &n, 8));
+	say("the second", read(fds[1], &n, 8));
+	char space[24] = { 0 };
+	struct vfio_irq_set *set = (void *)space;
+	*set = (struct vfio_irq_set){ .argsz = 22, .flags = flag, .index = 1, .count = 2 };
+	set->data[1] = 1;
+	say("trigger the second, by a flag", ioctl(device, VFIO_DEVICE_SET_IRQS, set));
+	say("the first", read(fds[0], &n, 8));
+	say("the second", read(fds[1], &n, 8));
+	say("a third", irqs(1, 2, 1, event, fds + 2, 24));
+	say("two of which one is more", irqs(1, 1, 2, event, fds + 1, 28));
+	say("trigger the second", irqs(1, 1, 1, none, NULL, 20));
+	say("the second", read(fds[1], &n, 8));
+	say("trigger a third", irqs(1, 2, 1, none, NULL, 20));
+	say("another for the second", irqs(1, 1, 1, event, fds + 3, 24));
+	say("trigger the second", irqs(1, 1, 1, none, NULL, 20));
+	say("the old one", read(fds[1], &n, 8));
+	say("the new one", read(fds[3], &n, 8));
+	say("none for the second", irqs(1, 1, 1, event, &(int){ -1 }, 24));
+	say("trigger the second", irqs(1, 1, 1, none, NULL, 20));
+	say("the new one", read(fds[3], &n, 8));
+	say("descriptor -2", irqs(1, 1, 1, event, &(int){ -2 }, 24));
+	say("mask", irqs(1, 0, 1, VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_MASK, NULL, 20));
+	say("unmask", irqs(1, 0, 1, VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_UNMASK, NULL, 20));
+	say("INTx beside", irqs(0, 0, 1, event, fds, 24));
+	say("INTx off beside", irqs(0, 0, 0, none, NULL, 20));
+	say("off", irqs(1, 0, 0, none, NULL, 20));
+	say("enabled", msi_enable());
+	say("four", irqs(1, 0, 4, event, fds, 36));
+	say("trigger the fourth", irqs(1, 3, 1, none, NULL, 20));
+	say("the fourth", read(fds[3], &n, 8));
+	say("off", irqs(1, 0, 0, none, NULL, 20));
+	say("the fourth alone", irqs(1, 3, 1, event, fds + 3, 24));
+	say("trigger the fourth", irqs(1, 3, 1, none, NULL, 20));
+	say("the fourth", read(fds[3], &n, 8));
+	say("trigger the first", irqs(1, 0, 1, none, NULL, 20));
+	say("off", irqs(1, 0, 0, none, NULL, 20));
+	say("two, of which the second is no eventfd", irqs(1, 0, 2, event, (int[]){ fds[0], file }, 28));
+	say("enabled", msi_enable());
+	say("none of both", irqs(1, 0, 2, event, (int[]){ -1, -1 }, 28));
+	say("enabled", msi_enable());
+	say("enable in configuration space", set_msi_enable());
+	say("enabled", msi_enable());
+	say("off", irqs(1, 0, 0, none, NULL, 20));
+	say("enabled", msi_enable());
+	say("enable in configuration space", set_msi_enable());
+	say("enabled", msi_enable());
+	say("no eventfds, while all is off", irqs(1, 0, 0, event, NULL, 20));
+}
+
 /* What the descriptor has of the caller's flags. */
 static void flags(const char *what, int fd)
 {
@@ -260,6 +416,14 @@ static void opens(const char *path)
 	close(second);
 }
 
+static void extensions(const char *when)
+{
+	for (int n = 0; n < 12; n++) {
+		char what[48];
+		snprintf(what, sizeof what, "extension %d %s", n, when);
+		say(what, ioctl(container, VFIO_CHECK_EXTENSION, n));
+	}
+}
 static int type1(void)
 {
 	char path[32];
@@ -269,11 +433,7 @@ static int type1(void)
 	opens("/dev/vfio/vfio");
 	container = say_fd("open the container", open("/dev/vfio/vfio", O_RDWR));
 	say("version", ioctl(container, VFIO_GET_API_VERSION));
-	for (int n = 1; n < 12; n++) {
-		char what[32];
-		snprintf(what, sizeof what, "extension %d", n);
-		if (n == 1 || n == 3 || n == 7 || n == 9) say(what, ioctl(container, VFIO_CHECK_EXTENSION, n));
-	}
+	extensions("without a group");
 	say("set without a group", ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU));
 	say("info without an IOMMU", ioctl(container, VFIO_IOMMU_GET_INFO, NULL));
 	group = say_fd("open the group", open(path, O_RDWR));
@@ -292,12 +452,15 @@ static int type1(void)
 	say("set container, a bad pointer", ioctl(group, VFIO_GROUP_SET_CONTAINER, 8));
 	say("set container", ioctl(group, VFIO_GROUP_SET_CONTAINER, &container));
 	say("set container twice", ioctl(group, VFIO_GROUP_SET_CONTAINER, &container));
+	extensions("with a group");
 	say("status", ioctl(group, VFIO_GROUP_GET_STATUS, &status));
 	printf("status: %x\n", status.flags);
 	say_fd("a device without an IOMMU", ioctl(group, VFIO_GROUP_GET_DEVICE_FD, bdf));
 	say("set an unknown IOMMU", ioctl(container, VFIO_SET_IOMMU, 99));
+	say("set the IOMMU of nested domains", ioctl(container, VFIO_SET_IOMMU, 6));
 	say("set the IOMMU", ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU));
 	say("set it twice", ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU));
+	extensions("with an IOMMU");
 	say_fd("a device of another name", ioctl(group, VFIO_GROUP_GET_DEVICE_FD, "0000:7f:00.0"));
 	say_fd("a name at a bad pointer", ioctl(group, VFIO_GROUP_GET_DEVICE_FD, 8));
 	device = say_fd("the device", ioctl(group, VFIO_GROUP_GET_DEVICE_FD, bdf));
@@ -308,12 +471,33 @@ static int type1(void)
 	info();
 	maps();
 	devices();
-	limits();
 	close(device);
+	say("unset", ioctl(group, VFIO_GROUP_UNSET_CONTAINER));
+	say("set container again", ioctl(group, VFIO_GROUP_SET_CONTAINER, &container));
+	say("set version 1", ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1_IOMMU));
+	version_1();
+	say("unset", ioctl(group, VFIO_GROUP_UNSET_CONTAINER));
+	say("set container again", ioctl(group, VFIO_GROUP_SET_CONTAINER, &container));
+	say("set version 2", ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU));
+	limits();
 	say("unset", ioctl(group, VFIO_GROUP_UNSET_CONTAINER));
 	say("map without an IOMMU", map(0x100000, memory, PAGE, 3));
 	close(group);
 	group = say_fd("open the group again", open(path, O_RDWR));
+	return 0;
+}
+
+/* A device of a container of type 1, for what needs no more. */
+static int with_device(void (*run)(void))
+{
+	char path[32];
+	snprintf(path, sizeof path, "/dev/vfio/%d", group_number());
+	container = open("/dev/vfio/vfio", O_RDWR);
+	group = open(path, O_RDWR);
+	say("set container", ioctl(group, VFIO_GROUP_SET_CONTAINER, &container));
+	say("set the IOMMU", ioctl(container, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU));
+	device = say_fd("the device", ioctl(group, VFIO_GROUP_GET_DEVICE_FD, bdf));
+	run();
 	return 0;
 }
 
@@ -347,6 +531,35 @@ static void iranges(const char *what, uint32_t room)
 	printf("ranges: %u, alignment %llu:", r.count, (unsigned long long)r.alignment);
 	for (uint32_t n = 0; !answer && n < r.count; n++) printf(" %llx-%llx", (unsigned long long)list[n].first, (unsigned long long)list[n].last);
 	printf("\n");
+}
+
+/* Pages count once that are in several places by copies, and again where they are mapped again. */
+static void ilimits(void)
+{
+	struct rlimit two = { 2 * PAGE, 2 * PAGE };
+	struct ioas_copy c = { sizeof c, 7, ioas, ioas, PAGE, 0x400000, 0x100000 };
+	struct alloc a = { sizeof a, 0, 0 };
+	if (setrlimit(RLIMIT_MEMLOCK, &two) || setresuid(1, 1, 1)) perror("limits");
+	say("locked, within the limit", imap(ioas, 7, memory, 2 * PAGE, 0x100000));
+	say("locked, one page more", imap(ioas, 7, memory + 2 * PAGE, PAGE, 0x200000));
+	say("locked, the same page", imap(ioas, 7, memory, PAGE, 0x200000));
+	say("locked, unmap", iunmap(ioas, 0x100000, 2 * PAGE));
+	say("locked, a page", imap(ioas, 7, memory, PAGE, 0x100000));
+	say("locked, its copy", ioctl(iommufd, IOMMU(3), &c));
+	say("locked, the same page again", imap(ioas, 7, memory, PAGE, 0x200000));
+	say("locked, a third", imap(ioas, 7, memory + PAGE, PAGE, 0x300000));
+	say("locked, unmap the page", iunmap(ioas, 0x100000, PAGE));
+	say("locked, a page beside its copy", imap(ioas, 7, memory, PAGE, 0x100000));
+	say("locked, unmap the copy", iunmap(ioas, 0x400000, PAGE));
+	say("locked, a page in its place", imap(ioas, 7, memory, PAGE, 0x100000));
+	say("locked, another space", ioctl(iommufd, IOMMU(1), &a));
+	say("locked, three pages without a device", imap(a.id, 7, memory, 3 * PAGE, 0x100000));
+	say("locked, attach to them", ioctl(device, _IO(';', 119), &(struct attach){ sizeof(struct attach), 0, a.id }));
+	say("locked, nothing in the device's", iunmap(ioas, 0, ~0ull));
+	say("locked, attach to them", ioctl(device, _IO(';', 119), &(struct attach){ sizeof(struct attach), 0, a.id }));
+	say("locked, two pages are in the device's", imap(ioas, 7, memory, 2 * PAGE, 0x100000));
+	say("locked, they are destroyed", ioctl(iommufd, IOMMU(0), &(struct destroy){ 8, a.id }));
+	say("locked, the end", iunmap(ioas, 0, ~0ull));
 }
 
 static int iommufds(const char *node)
@@ -434,6 +647,7 @@ static int iommufds(const char *node)
 	say("map for all", imap(ioas, 7, memory, PAGE, 0x100000));
 	say("unmap all", iunmap(ioas, 0, ~0ull));
 	devices();
+	ilimits();
 	say("detach", ioctl(device, _IO(';', 120), &(struct destroy){ 8, 0 }));
 	say("destroy", ioctl(iommufd, IOMMU(0), &(struct destroy){ 8, ioas }));
 	return 0;
@@ -446,5 +660,7 @@ int main(int argc, char **argv)
 	if (argc > 2) bdf = argv[2];
 	memory = mmap(NULL, 16 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	memset(memory, 1, 16 * PAGE);
-	return argc > 1 && !strcmp(argv[1], "iommufd") ? iommufds(node) : type1();
+	if (argc > 1 && !strcmp(argv[1], "iommufd")) return iommufds(node);
+	if (argc > 1 && !strcmp(argv[1], "msi")) return with_device(messages);
+	return argc > 1 && !strcmp(argv[1], "width") ? with_device(width) : type1();
 }

@@ -835,6 +835,47 @@ static void interrupt_lost(void)
 	CHECK(!unmap(FREE, 3));
 	stop();
 }
+/* MSI: two messages, of which the second one has no eventfd. */
+static void message_lost(void)
+{
+	enum { TRIGGER = VFIO_IRQ_SET_ACTION_TRIGGER, EVENT = VFIO_IRQ_SET_DATA_EVENTFD | TRIGGER, NONE = VFIO_IRQ_SET_DATA_NONE };
+	struct { struct vfio_irq_set set; int fds[2]; } irqs = { { .argsz = 28, .index = VFIO_PCI_MSI_IRQ_INDEX, .count = 2, .flags = EVENT }, { 0 } };
+	struct vfio_irq_set call = { .argsz = sizeof call, .index = VFIO_PCI_MSI_IRQ_INDEX, .count = 1 };
+	int fds[3] = { eventfd(0, EFD_CLOEXEC), eventfd(0, EFD_CLOEXEC), eventfd(0, EFD_CLOEXEC) };
+	struct queue second;
+	struct sqe c = read_to(1, FREE + 2);
+	uint64_t n;
+	start(ENTRIES);
+	irqs.fds[0] = fds[0];
+	irqs.fds[1] = wrong ? -1 : fds[1];
+	CHECK(!ioctl(device, VFIO_DEVICE_SET_IRQS, &irqs));
+	CHECK(!map(FREE, 3, BOTH));
+	CHECK(!create_cq(2, FREE, ENTRIES, 2 | 1 << 16)); /* vector 1 */
+	CHECK(read(fds[0], &n, 8) == 8);
+	CHECK(!create_sq(2, FREE + 1, ENTRIES, 2));
+	use(&second, 2, FREE + 1, FREE, ENTRIES, ENTRIES);
+	CHECK(!run(&second, &c));
+	if (!wrong) {
+		CHECK(read(fds[1], &n, 8) == 8 && n == 1);
+		/* Another one in its place, while it is enabled. */
+		irqs.set.start = irqs.set.count = 1;
+		irqs.fds[0] = fds[2];
+		CHECK(!ioctl(device, VFIO_DEVICE_SET_IRQS, &irqs));
+		CHECK(!run(&second, &c) && read(fds[2], &n, 8) == 8 && n == 1);
+	}
+	/* VFIO masks no message. */
+	call.flags = NONE | VFIO_IRQ_SET_ACTION_MASK;
+	CHECK(ioctl(device, VFIO_DEVICE_SET_IRQS, &call) && errno == ENOTTY);
+	call.flags = NONE | VFIO_IRQ_SET_ACTION_UNMASK;
+	CHECK(ioctl(device, VFIO_DEVICE_SET_IRQS, &call) && errno == ENOTTY);
+	CHECK(!delete_queue(0, 2) && !delete_queue(4, 2));
+	CHECK(!unmap(FREE, 3));
+	call.flags = NONE | TRIGGER;
+	call.count = 0;
+	CHECK(!ioctl(device, VFIO_DEVICE_SET_IRQS, &call));
+	CHECK(ioctl(device, VFIO_DEVICE_SET_IRQS, &call) && errno == EINVAL);
+	stop();
+}
 static void reset_in_flight(void)
 {
 	start(ENTRIES);
@@ -1008,7 +1049,7 @@ static const struct { const char *name; void (*run)(void); } FAULTS[] = {
 	{ "queue-order", queue_order }, { "prp", prp }, { "sgl", sgl }, { "transfer-size", transfer_size },
 	{ "lba-range", lba_range }, { "command-field", command_field }, { "opcode", opcode }, { "namespace", namespace },
 	{ "admin-queue-changed", admin_queue_changed }, { "enable", enable_wrong }, { "enable-early", enable_early },
-	{ "bus-master-off", bus_master_off }, { "bus-master-in-flight", bus_master_in_flight }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
+	{ "bus-master-off", bus_master_off }, { "bus-master-in-flight", bus_master_in_flight }, { "interrupt-lost", interrupt_lost }, { "message-lost", message_lost }, { "reset-in-flight", reset_in_flight },
 	{ "prp-list", prp_list }, { "prp-page", prp_page }, { "prp-second", prp_second }, { "prp-entry", prp_entry },
 	{ "exit-in-flight", exit_in_flight }, { "close-in-flight", close_in_flight }, { "disable-in-flight", disable_in_flight }, { "reset-at-once", reset_at_once }, { "full-at-disable", full_at_disable },
 	{ "prp-cross", prp_cross }, { "own-address", own_address }, { "own-prp2", own_prp2 }, { "short-queue", short_queue }, { "entry-sizes", entry_sizes }, { "queue-size", queue_size },

@@ -244,6 +244,13 @@ fn a_number_that_is_one_too_large_is_named() {
     }
 }
 
+/// The message without an eventfd, and of the clean twin: two that arrive, and are replaced and disabled.
+#[test]
+fn a_message_without_an_eventfd() {
+    let finding = planted_as("faults", PLAIN, "message-lost", "interrupt-lost", &[]);
+    assert!(finding["text"].as_str().unwrap().contains("interrupt 1 is raised"), "{finding:#}");
+}
+
 #[test]
 fn an_interrupt_that_stays_masked() {
     let (limit, others) = (["--time-limit", "20s"], ["maps-left", "shutdown-skipped"]);
@@ -1016,6 +1023,18 @@ fn answers(options: &[&str], interface: &str, kernel: &str) {
 fn type_1_is_answered_as_by_the_kernel() {
     let kernel = include_str!("../../../../tools/check/tests/kernel/type1.txt");
     answers(&["--type1-only"], "type1", kernel);
+}
+
+#[test]
+fn messages_are_answered_as_by_the_kernel() {
+    let kernel = include_str!("../../../../tools/check/tests/kernel/msi.txt");
+    answers(&[], "msi", kernel);
+}
+
+#[test]
+fn an_iommu_of_48_bits_is_answered_as_by_the_kernel() {
+    let kernel = include_str!("../../../../tools/check/tests/kernel/width.txt");
+    answers(&["--iova-bits", "48"], "width", kernel);
 }
 
 #[test]
