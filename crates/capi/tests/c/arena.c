@@ -2,6 +2,8 @@
 #include "traced.h"
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -235,6 +237,28 @@ static void ended_by_threads(void) {
         CHECK(pthread_join(threads[i], NULL) == 0);
 }
 
+/* A refused end looks at no state of pages, of which this arena has 8 bytes and a bit for each of
+   67 million: memory that is zeroed by the kernel, so that a look at any of it is a page fault. */
+static void refused_end_of_a_large_one(void) {
+    struct pf_arena_opts opts = {
+        .struct_size = sizeof opts, .size = 256ULL << 30, .sources = PF_SOURCE_PLAIN};
+    pf_arena_t *large;
+    struct rusage before, after;
+    /* Else one fault may be 2 MiB. */
+    CHECK(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
+    OK(pf_arena_create(domain, &opts, &large));
+    void *kept = pf_alloc(large, 4096, NULL);
+    CHECK(kept != NULL);
+    CHECK(getrusage(RUSAGE_THREAD, &before) == 0);
+    for (int i = 0; i < 10; i++)
+        REFUSED(EBUSY, "4096 bytes of the arena are in use", pf_arena_destroy(large));
+    CHECK(getrusage(RUSAGE_THREAD, &after) == 0);
+    CHECK(after.ru_minflt - before.ru_minflt < 200);
+    OK(pf_free(large, kept));
+    OK(pf_arena_destroy(large));
+    CHECK(prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0) == 0);
+}
+
 static void in_a_child(void) {
     pid_t child = fork();
     if (child == 0) {
@@ -287,6 +311,7 @@ int main(void) {
     REFUSED(EBADF, "not of an arena", pf_arena_destroy((pf_arena_t *)domain));
     ended_by_threads();
     of_many_domains();
+    refused_end_of_a_large_one();
     in_a_child();
     /* The domain's handle first: the arena keeps the domain. */
     OK(pf_domain_destroy(domain));
