@@ -258,18 +258,22 @@ pub(crate) fn access(
     write: bool,
 ) -> Answer {
     let (index, at) = (offset >> REGION_SHIFT, offset & ((1 << REGION_SHIFT) - 1));
+    let len = i64::try_from(len).map_err(|_| libc::EINVAL)?.cast_unsigned();
+    if len == 0 {
+        return Ok(0);
+    }
     if index == u64::from(CALLED) {
         return registers(function, caller, [buffer, len, at], write);
     }
-    let at = usize::try_from(at).unwrap_or(usize::MAX);
     if index != u64::from(CONFIG) {
         return Err(libc::EINVAL);
     }
-    if at >= crate::pci::CONFIG_BYTES {
+    // All of it or nothing, unlike registers.
+    let whole = |value: u64| usize::try_from(value).map_err(|_| libc::EFAULT);
+    let (at, len) = (whole(at)?, whole(len)?);
+    if at.checked_add(len).is_none_or(|end| end > crate::pci::CONFIG_BYTES) {
         return Err(libc::EFAULT);
     }
-    let most = crate::pci::CONFIG_BYTES - at;
-    let len = usize::try_from(len).unwrap_or(most).min(most);
     let done = if write {
         let bytes = Struct::read(&caller.memory, buffer, len)?.0;
         function.write_config(at, &bytes)

@@ -293,6 +293,16 @@ static void devices(void)
 	say("config, read", pread(device, &value, 4, config + 8));
 	printf("config: class %06x\n", value >> 8);
 	say("config, beyond its end", pread(device, &value, 4, config + 4096));
+	static uint8_t all[4097];
+	say("config, across its end", pread(device, all, 8, config + 4092));
+	say("config, to its end", pread(device, all, 8, config + 4088));
+	say("config, all of it", pread(device, all, 4096, config));
+	say("config, more than all", pread(device, all, 4097, config));
+	say("config, write across its end", pwrite(device, all, 8, config + 4092));
+	say("config, nothing", pread(device, all, 0, config));
+	say("config, write nothing", pwrite(device, all, 0, config));
+	say("config, nothing at its end", pread(device, all, 0, config + 4096));
+	say("config, three bytes", pread(device, all, 3, config + 1));
 	say("config, a bad buffer", pread(device, bad_pointer, 4, config));
 	say("config, the command", pread(device, &command, 2, config + 4));
 	printf("config: memory decoding %d, bus mastering %d\n", !!(command & 2), !!(command & 4));
