@@ -195,6 +195,11 @@ pub(crate) fn inode_of(tid: u32, fd: i32) -> Option<Inode> {
     Some((found.dev(), found.ino()))
 }
 
+/// Returns whether a thread's memory may not be accessed, and its descriptors not be looked at.
+pub(crate) fn is_hidden(tid: u32) -> bool {
+    Memory::of(tid).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+}
+
 /// Returns a copy of an eventfd of a thread.
 ///
 /// # Errors

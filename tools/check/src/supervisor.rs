@@ -226,7 +226,15 @@ impl Supervisor {
         }
         if number == libc::SYS_ioctl || number == libc::SYS_pread64 || number == libc::SYS_pwrite64
         {
-            let Some(inode) = process::inode_of(call.tid, int(first)) else { return Reply::Resume };
+            let Some(inode) = process::inode_of(call.tid, int(first)) else {
+                if number == libc::SYS_ioctl && process::is_hidden(call.tid) {
+                    self.kernel.shared.not_covered(
+                        "calls of a process whose memory check may not read, as after \
+                         prctl(PR_SET_DUMPABLE, 0), or of a file that cannot be read: run check as root",
+                    );
+                }
+                return Reply::Resume;
+            };
             let Ok(memory) = self.memory(call.tid) else { return Reply::Resume };
             let argument = if number == libc::SYS_ioctl { third } else { second };
             let caller = Caller::new(call.tid, call.pc, argument, memory);
@@ -393,11 +401,19 @@ fn start_of(tid: u32) -> Option<[u64; 2]> {
     Some([start, stack])
 }
 
-/// Returns the number of a thread's own descriptor that a path names.
-fn own_descriptor(path: &[u8]) -> Option<i32> {
-    let names: [&[u8]; 3] = [b"/proc/self/fd/", b"/proc/thread-self/fd/", b"/dev/fd/"];
-    let number = names.iter().find_map(|name| path.strip_prefix(*name))?;
-    std::str::from_utf8(number).ok()?.parse().ok()
+/// Returns the descriptor that a path of a thread names by its number, and of which thread it is.
+fn named_descriptor(tid: u32, path: &[u8]) -> Option<(u32, i32)> {
+    let parts: Vec<&str> = std::str::from_utf8(path).ok()?.split('/').collect();
+    let (thread, number) = match parts[..] {
+        ["", "dev", "fd", number] | ["", "proc", "self" | "thread-self", "fd", number] => {
+            (tid, number)
+        }
+        ["", "proc", thread, "fd", number] | ["", "proc", _, "task", thread, "fd", number] => {
+            (thread.parse().ok()?, number)
+        }
+        _ => return None,
+    };
+    Some((thread, number.parse().ok()?))
 }
 
 /// Returns the file that a thread's path leads to; of a relative path also the file to which it leads
@@ -406,8 +422,9 @@ fn locate(tid: u32, folder: i32, path: &[u8], flags: i32, resolve: u64) -> Vec<I
     let how = ResolveFlags::from_bits_retain(resolve);
     let follow = flags & libc::O_NOFOLLOW == 0;
     // This process would find its own there.
-    if let Some(fd) = own_descriptor(path).filter(|_| follow && how.is_empty()) {
-        return process::inode_of(tid, fd).into_iter().collect();
+    let named = named_descriptor(tid, path).filter(|_| follow && how.is_empty());
+    if let Some((thread, fd)) = named {
+        return process::inode_of(thread, fd).into_iter().collect();
     }
     let place = |name: &str| format!("/proc/{tid}/{name}");
     let find = |from: &str, path: &[u8], how: ResolveFlags| -> Option<Inode> {

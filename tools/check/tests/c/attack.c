@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -482,6 +483,12 @@ static void paths(void)
 	open_device();
 	snprintf(path, sizeof path, "/proc/thread-self/fd/%d", device);
 	CHECK(open(path, O_RDWR) < 0 && errno == ENXIO);
+	snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), device);
+	CHECK(open(path, O_RDWR) < 0 && errno == ENXIO);
+	snprintf(path, sizeof path, "/proc/self/task/%d/fd/%d", getpid(), device);
+	CHECK(open(path, O_RDWR) < 0 && errno == ENXIO);
+	snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), open(node, O_PATH));
+	CHECK(is_container(open(path, O_RDWR)));
 	snprintf(path, sizeof path, "/dev/fd/%d", container);
 	CHECK(open(path, O_RDWR) < 0 && errno == ENXIO);
 	/* In a root of its own. */
@@ -491,6 +498,38 @@ static void paths(void)
 	CHECK(!symlink("/inside/vfio/vfio", "/vfio") && !chdir("/") && is_container(open("vfio", O_RDWR)));
 	CHECK(!unlink("/vfio") && !umount2("/inside", MNT_DETACH) && !rmdir("/inside"));
 	CHECK(!fchdir(top) && !chroot(".") && !rmdir(folder));
+}
+
+/* A process that nobody but root may look at. */
+static void hidden(void)
+{
+	CHECK(!prctl(PR_SET_DUMPABLE, 0));
+	printf("hidden: %d\n", is_container(open("/dev/vfio/vfio", O_RDWR)));
+}
+
+/* Descriptors of VFIO are descriptors like others: copied over one another, and closed by ranges. */
+static void copied(void)
+{
+	start(ENTRIES);
+	const struct sqe identify = { .opcode = 6, .cid = 7, .prp1 = AT(IDENTIFY), .cdw10 = 1 };
+	int own = container, null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	CHECK(dup2(device, 100) == 100 && dup2(own, 101) == 101 && dup2(group, 102) == 102);
+	CHECK(!close(device) && !close(group) && dup2(null, own) == own);
+	device = 100, group = 102;
+	CHECK(map(FREE, 1, BOTH) && errno == ENOTTY);
+	container = 101;
+	CHECK(!map(FREE, 1, BOTH) && !unmap(FREE, 1) && !run(&admin, &identify));
+	/* Memory of the program in place of a page of registers, whose place the device has not. */
+	CHECK(mmap((void *)bar, PAGE, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == bar);
+	memset((void *)bar, 0xff, PAGE);
+	CHECK(mmap((void *)bar, PAGE, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_SHARED, device, 0) == bar && !run(&admin, &identify));
+	stop();
+	CHECK(!syscall(SYS_close_range, 3, ~0u, 0));
+	/* The map keeps the device open, and with it the group. */
+	CHECK(open(GROUP, O_RDWR) < 0 && errno == EBUSY);
+	CHECK(!munmap((void *)bar, 0x8000));
+	open_device();
+	set(0x14, 0);
 }
 
 /* An iommufd chooses the addresses of very many maps. */
@@ -626,6 +665,8 @@ int main(int argc, char **argv)
 	else if (!strcmp(mode, "piped")) piped();
 	else if (!strcmp(mode, "pipe")) pipe_in_place(argv[0]);
 	else if (!strcmp(mode, "paths")) paths();
+	else if (!strcmp(mode, "hidden")) hidden();
+	else if (!strcmp(mode, "copied")) copied();
 	else if (!strcmp(mode, "chosen")) chosen();
 	else if (!strcmp(mode, "wide")) wide();
 	else if (!strcmp(mode, "full")) full();

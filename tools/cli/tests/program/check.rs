@@ -1276,6 +1276,12 @@ fn paths_of_every_kind_to_a_node() {
 }
 
 #[test]
+fn descriptors_that_are_copied_and_closed_in_ranges() {
+    let report = attacked(&["--fail-on", "note"], "copied", Some(0));
+    assert_eq!(ids(&report), [""; 0], "{report:#}");
+}
+
+#[test]
 fn very_many_addresses_that_an_iommufd_chooses() {
     if !crate::limits::is_root() {
         return crate::common::skipped("it locks more memory than a user may");
@@ -1529,16 +1535,24 @@ fn a_user_needs_no_rights() {
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
         .unwrap();
     let copy = folder.path().join("pinfold");
-    let faults = folder.path().join("faults");
     std::fs::copy(env!("CARGO_BIN_EXE_pinfold"), &copy).unwrap();
-    std::fs::copy(program("faults"), &faults).unwrap();
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy);
-    command.args(["check", "--type1-only", "--"]).arg(&faults).args(["unmap-part", "clean"]);
-    let ended = command.output().unwrap();
-    let err = String::from_utf8_lossy(&ended.stderr);
+    let run = |name: &str, words: &[&str]| {
+        let own = folder.path().join(name);
+        std::fs::copy(program(name), &own).unwrap();
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy);
+        let ended = command.args(["check", "--type1-only", "--"]).arg(&own).args(words).output();
+        let ended = ended.unwrap();
+        let texts = [ended.stdout, ended.stderr].map(|text| String::from_utf8(text).unwrap());
+        (ended.status.success(), texts)
+    };
+    let (is_right, [_, err]) = run("faults", &["unmap-part", "clean"]);
     if err.contains("a user namespace") {
         return crate::common::skipped("this machine allows no user namespaces");
     }
-    assert!(ended.status.success() && err.contains("0 errors, 0 warnings, 0 notes"), "{err}");
+    assert!(is_right && err.contains("0 errors, 0 warnings, 0 notes"), "{err}");
+    // Its calls cannot be answered, which is said.
+    let (is_right, [out, err]) = run("attack", &["hidden"]);
+    assert!(is_right && out == "hidden: 0\n", "{out}{err}");
+    assert!(err.contains("PR_SET_DUMPABLE, 0") && err.contains("run check as root"), "{err}");
 }
