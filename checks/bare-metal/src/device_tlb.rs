@@ -13,6 +13,7 @@ use alloc::format;
 use alloc::sync::Arc;
 use pinfold_core::domain::{Domain, Pinned};
 use pinfold_vtd::fault::Reason;
+use pinfold_vtd::unit::Attachments;
 use spin::Mutex;
 
 /// The number of polls for an action of another process: minutes.
@@ -23,6 +24,7 @@ const LOOKS_PER_PACKET: u64 = 100_000;
 struct Machine {
     unit: Arc<Unit>,
     domain: Domain,
+    attachments: Attachments,
     net: Arc<Mutex<Net>>,
 }
 
@@ -36,7 +38,7 @@ pub(crate) fn run(start_info: u64) -> Result<()> {
     // E, bit 15 of the control register.
     ats.write(6, ats.read::<u16>(6) | 1 << 15);
     let net = Arc::new(Mutex::new(Net::start(&domain)?));
-    let machine = Machine { unit, domain, net };
+    let machine = Machine { unit, domain, attachments, net };
 
     machine.leaks(1, |_| Mistake::NoDeviceFlush)?;
     say!("without a flush of its TLB: a stale page is read");
@@ -88,16 +90,19 @@ impl Machine {
         let at = page.iova().start().raw();
         packet(page.memory(), MAPPED + round)?;
         self.exchange(at, MAPPED + round)?;
-        check(self.unit.take_faults().0.is_empty(), "an access to what is mapped was refused")?;
+        check(
+            self.unit.take_faults(&self.attachments).0.is_empty(),
+            "an access to what is mapped was refused",
+        )?;
         let revoked = page.unmap().map_err(words)?;
         packet(revoked.memory(), SECRET + round)?;
         self.net.lock().send(at)?;
         for _ in 0..LOOKS {
-            let (faults, _) = self.unit.take_faults();
+            let (faults, _) = self.unit.take_faults(&self.attachments);
             let received = self.net.lock().received()?;
             check(received != Some(SECRET + round), "a page was sent after its revocation")?;
-            if let Some((fault, domain)) = faults.first() {
-                say!("of domain {domain:?}: {fault}");
+            if let Some(fault) = faults.first() {
+                say!("{fault}");
                 let is_read = (fault.write, fault.reason) == (false, Reason::NoRead);
                 let expected = is_read && (fault.device, fault.page.raw()) == (DEVICE.0, at);
                 return check(expected, "not the fault that was expected");
@@ -118,7 +123,7 @@ impl Machine {
                 return Ok(());
             }
         }
-        let (faults, _) = self.unit.take_faults();
+        let (faults, _) = self.unit.take_faults(&self.attachments);
         Err(format!("no packet has come back with {marker:#x}; faults: {faults:?}"))
     }
 }

@@ -56,7 +56,7 @@ pub(crate) fn run(start_info: u64) -> Result<()> {
     fill(source.memory(), 1)?;
     edu.copy(from, to, BYTES as u64);
     check(!same(&destination, 1)?, "a device that is attached to nothing has copied")?;
-    refused(&unit, |fault| fault.reason == Reason::NoRootEntry)?;
+    refused(&unit, None, |fault| fault.reason == Reason::NoRootEntry)?;
 
     unit.attach(Edu::ADDRESS, &attachments, None).map_err(words)?;
     for round in 2..5 {
@@ -64,7 +64,7 @@ pub(crate) fn run(start_info: u64) -> Result<()> {
         edu.copy(from, to, BYTES as u64);
         check(same(&destination, round)?, "the device has not copied what is mapped")?;
     }
-    check(unit.take_faults().0.is_empty(), "an access to what is mapped was refused")?;
+    check(unit.take_faults(&attachments).0.is_empty(), "an access to what is mapped was refused")?;
     say!("copied {BYTES} bytes from {from:#x} to {to:#x}");
 
     // Revoked, and used for something else at once.
@@ -72,7 +72,7 @@ pub(crate) fn run(start_info: u64) -> Result<()> {
     fill(secret.memory(), 9)?;
     edu.copy(from, to, BYTES as u64);
     check(!same(&destination, 9)?, "the device has read a page after its revocation")?;
-    refused(&unit, |fault| {
+    refused(&unit, Some(&attachments), |fault| {
         (fault.device, fault.write) == (Edu::ADDRESS, false)
             && (fault.page.raw(), fault.reason) == (from, Reason::NoRead)
     })?;
@@ -81,7 +81,7 @@ pub(crate) fn run(start_info: u64) -> Result<()> {
     unit.detach(Edu::ADDRESS, &attachments).map_err(words)?;
     edu.copy(secret.iova().start().raw(), to, BYTES as u64);
     check(!same(&destination, 9)?, "a device that is detached has copied")?;
-    refused(&unit, |fault| fault.reason == Reason::NoContextEntry)
+    refused(&unit, None, |fault| fault.reason == Reason::NoContextEntry)
 }
 
 /// The number of bytes copied: a part of a page.

@@ -145,12 +145,20 @@ pub(crate) fn map(domain: &Domain) -> Result<Mapping<Pages, Bidirectional>> {
     domain.map(pages, Bidirectional).map_err(|refused| words(refused.error))
 }
 
-/// The unit has refused an access, and says so in the words that are `expected`.
-pub(crate) fn refused(unit: &Unit, expected: impl Fn(&Fault) -> bool) -> Result<()> {
-    let (faults, _) = unit.take_faults();
-    for (fault, domain) in &faults {
-        say!("of domain {domain:?}: {fault}");
+/// The unit has refused an access of a device of `domain`, or of one that is attached to none, and
+/// says so in the words that are `expected`.
+pub(crate) fn refused(
+    unit: &Unit,
+    domain: Option<&Attachments>,
+    expected: impl Fn(&Fault) -> bool,
+) -> Result<()> {
+    let (faults, _) = match domain {
+        Some(domain) => unit.take_faults(domain),
+        None => unit.take_stray_faults(),
+    };
+    for fault in &faults {
+        say!("{fault}");
     }
-    let found = faults.iter().any(|(fault, _)| expected(fault));
+    let found = faults.iter().any(expected);
     if found { Ok(()) } else { Err(format!("not the fault that was expected: {faults:?}")) }
 }

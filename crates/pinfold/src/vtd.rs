@@ -87,6 +87,14 @@ struct UnitSide {
 
 impl DeviceSide for UnitSide {}
 
+impl UnitSide {
+    fn warn(&self, faults: Vec<Fault>) {
+        for fault in faults {
+            tracing::warn!(%fault, "the unit has refused an access");
+        }
+    }
+}
+
 impl Device {
     /// Returns its address.
     pub fn address(&self) -> Bdf {
@@ -155,14 +163,16 @@ impl Device {
         Ok(Bar { device: self.clone(), index: index.into(), window })
     }
 
-    /// Returns the accesses that the unit has refused since the last call, of whichever device, the
-    /// oldest first, and whether it had to leave some out.
+    /// Returns the device's accesses that the unit has refused since the last call, the oldest first,
+    /// and whether it had to leave some out. Those of other devices are logged as warnings.
     pub fn take_faults(&self) -> (Vec<Fault>, bool) {
-        let Some(UnitSide { unit, .. }) = self.0.domain.device_side() else {
+        let Some(side) = self.0.domain.device_side::<UnitSide>() else {
             return (Vec::new(), false);
         };
-        let (faults, overflow) = unit.take_faults();
-        (faults.into_iter().map(|(fault, _)| fault).collect(), overflow)
+        let faults = side.unit.take_faults(&side.attachments);
+        // What was left out may have been the device's, and is reported so.
+        side.warn(side.unit.take_stray_faults().0);
+        faults
     }
 }
 
@@ -216,16 +226,16 @@ impl Drop for Inner {
         if let Err(error) = self.set_bus_master(false) {
             tracing::error!(%error, "cannot switch bus mastering off");
         }
-        if let Some(UnitSide { unit, attachments }) = self.domain.device_side() {
-            let (faults, lost) = unit.take_faults();
-            for (fault, _) in faults {
-                tracing::warn!(%fault, "the unit has refused an access");
-            }
-            if lost {
-                tracing::warn!("the unit has refused an access, and had no record free for it");
-            }
+        if let Some(side) = self.domain.device_side::<UnitSide>() {
+            let UnitSide { unit, attachments } = side;
             if let Err(error) = unit.detach(self.source, attachments) {
                 tracing::debug!(%error, "not detached");
+            }
+            let (own, lost) = unit.take_faults(attachments);
+            side.warn(own);
+            side.warn(unit.take_stray_faults().0);
+            if lost {
+                tracing::warn!("the unit has refused an access, and had no record free for it");
             }
         }
         if let Err(error) = self.enable(false) {

@@ -13,7 +13,7 @@ use crate::source::SourceId;
 use crate::write_back::{SecondStage, WriteBack};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::Ordering;
@@ -117,16 +117,25 @@ pub enum UnitError {
 /// The backend of a domain of a unit.
 type UnitBackend<R, W, T> = TableBackend<SecondStage<W>, DomainQueue<R, W, T>>;
 
-/// A domain that was created on a unit: what attaches devices to it.
+/// A domain that was created on a unit: attaches devices to it, and has their faults.
 pub struct Attachments {
     state: Arc<DomainState>,
     root: PhysAddr,
     levels: u8,
+    faults: Arc<PendingFaults>,
 }
 
+/// Faults that were read from the unit, and that their owner has not taken; and whether some of the
+/// owner's may be missing.
+type PendingFaults = Mutex<(Vec<Fault>, bool)>;
+
+/// The number of faults kept for an owner that does not take them: as many as the largest unit has
+/// records. Later ones are counted as left out, so that one domain's device takes no memory without
+/// limit, and nothing from the faults of other domains.
+const PENDING_FAULTS: usize = 256;
+
 impl Attachments {
-    /// Returns the domain's identifier (DID), which [`Unit::take_faults`] and [`UnitError::Attached`]
-    /// name.
+    /// Returns the domain's identifier (DID), which [`UnitError::Attached`] names.
     pub fn id(&self) -> u16 {
         self.state.id
     }
@@ -151,6 +160,7 @@ pub struct Unit<R, W> {
     tables: Mutex<Tables>,
     /// Status words: word 0 for the unit, word 1 for waits without a reader, then the domains'.
     status: HardwarePage,
+    faults: Mutex<SortedFaults>,
     /// Flushes that the unit itself has requested.
     flushes: Mutex<u32>,
     aborts: Aborts,
@@ -163,6 +173,35 @@ struct Tables {
     /// Context tables, by bus.
     contexts: BTreeMap<u8, HardwarePage>,
     domains: u16,
+}
+
+/// The faults of each domain, by its identifier less [`FIRST_DOMAIN`], while its [`Attachments`]
+/// exist, and those of devices that are attached to none of these.
+#[derive(Default)]
+struct SortedFaults {
+    domains: Vec<Weak<PendingFaults>>,
+    stray: PendingFaults,
+}
+
+impl SortedFaults {
+    /// Adds a fault of a device that is attached to the domain `id`, if to any.
+    fn add(&self, fault: Fault, id: Option<u16>) {
+        let number = id.and_then(|id| id.checked_sub(FIRST_DOMAIN));
+        let of_domain = number.and_then(|number| self.domains.get(usize::from(number))?.upgrade());
+        let mut pending = of_domain.as_deref().unwrap_or(&self.stray).lock();
+        if pending.0.len() < PENDING_FAULTS {
+            pending.0.push(fault);
+        } else {
+            pending.1 = true;
+        }
+    }
+
+    /// Tells every owner that the unit had no record for a fault, which may have been its own.
+    fn add_lost(&self) {
+        let domains: Vec<_> = self.domains.iter().filter_map(Weak::upgrade).collect();
+        let all = domains.iter().map(Arc::as_ref).chain([&self.stray]);
+        all.for_each(|pending| pending.lock().1 = true);
+    }
 }
 
 impl Tables {
@@ -240,6 +279,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
             aborts: Aborts::new(&queue),
             queue: Arc::new(queue),
             status,
+            faults: Mutex::default(),
             flushes: Mutex::new(0),
             tables: Mutex::new(Tables {
                 memory,
@@ -317,6 +357,8 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         // First: nothing is submitted behind the descriptors that the queue still executes.
         self.queue.set_open(false);
         let disabled = self.end_translation(was_open).and_then(|()| {
+            // The next `enable` clears the records.
+            self.read_faults();
             // SAFETY: the caller's promise is the one required.
             unsafe { disable(self.registers()) }
         });
@@ -433,7 +475,10 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
             .with_max_leaf(largest)
             .with_phys_bits(self.phys_bits)?
             .with_memory(memory);
+        let faults = Arc::new(PendingFaults::default());
         let id = {
+            // Both locked, so that the faults are in the order of the identifiers.
+            let mut sorted = self.faults.lock();
             let mut tables = self.tables.lock();
             let end = capabilities.domains().min(u32::from(LAST_DOMAIN) + 1);
             let id = tables.domains;
@@ -441,6 +486,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
                 return Err(UnitError::NoDomains { limit: end - u32::from(FIRST_DOMAIN) });
             }
             tables.domains += 1;
+            sorted.domains.push(Arc::downgrade(&faults));
             id
         };
         let state = Arc::new(DomainState::new(id, &self.status));
@@ -448,7 +494,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         let queue =
             DomainQueue::new(Arc::clone(&self.queue), Arc::clone(&state), translator, limit, first);
         let backend = TableBackend::new("vtd", queue, table);
-        Ok((backend, Attachments { state, root, levels }))
+        Ok((backend, Attachments { state, root, levels, faults }))
     }
 
     /// Attaches a device: it reaches the domain's mappings. With `tlb`, the number of flushes that
@@ -485,6 +531,8 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         }
         let _one = self.commands.lock();
         self.refuse_not_enabled("attach a device")?;
+        // Of the time before: no domain's.
+        self.read_faults();
         let did = domain.state.id;
         {
             let mut tables = self.tables.lock();
@@ -541,6 +589,8 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         // Only now: until here the domain's flushes name it too, and after an error the call is
         // repeated. The unit reads nothing of an entry that is not present.
         domain.state.remove_tlb(device);
+        // While the device's faults are the domain's.
+        self.read_faults();
         high.store(0, Ordering::Relaxed);
         W::write_back(core::slice::from_ref(high));
         Ok(())
@@ -578,24 +628,46 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         Ok([page.word(first), page.word(first + 1)])
     }
 
-    /// Returns the identifier of the domain that a device is attached to.
+    /// Returns the identifier of the domain that a device is attached to, also while its detach is
+    /// not flushed.
     pub(crate) fn domain_of(&self, device: SourceId) -> Option<u16> {
         let tables = self.tables.lock();
         let page = tables.contexts.get(&device.bus())?;
-        let first = usize::from(device.device_and_function()) * 2;
-        let present = page.word(first).load(Ordering::Relaxed) & PRESENT != 0;
-        present.then(|| domain_in(page.word(first + 1)))
+        let high = page.word(usize::from(device.device_and_function()) * 2 + 1);
+        Some(domain_in(high)).filter(|id| *id != 0)
     }
 
-    /// Returns the accesses that were refused since the last call, the oldest first, each with the
-    /// domain that its device is attached to, and whether the unit had to leave some out.
+    /// Returns the accesses of the devices of `domain` that were refused since its last call, the
+    /// oldest first, and whether some may be missing: a fault for which the unit had no record free
+    /// may have been any domain's, and an owner that takes none has its first 256 kept.
+    ///
+    /// The records of all domains are read, and each is kept for its owner. A fault belongs to the
+    /// domain that its device was attached to when it was read; records are also read before a device
+    /// is attached, and when its detach has been flushed.
+    pub fn take_faults(&self, domain: &Attachments) -> (Vec<Fault>, bool) {
+        let _one = self.commands.lock();
+        self.read_faults();
+        core::mem::take(&mut *domain.faults.lock())
+    }
+
+    /// Returns the refused accesses of devices that are attached to no domain, or to one whose
+    /// [`Attachments`] were dropped, as [`take_faults`](Self::take_faults) does those of a domain.
+    pub fn take_stray_faults(&self) -> (Vec<Fault>, bool) {
+        let _one = self.commands.lock();
+        self.read_faults();
+        core::mem::take(&mut *self.faults.lock().stray.lock())
+    }
+
+    /// Reads all fault records, and keeps each fault for its owner. The commands are locked.
     ///
     /// A record is decoded before it is freed, and its low half is read while it is held: after that
     /// the unit may write it ("Fault Recording Registers").
-    pub fn take_faults(&self) -> (Vec<(Fault, Option<u16>)>, bool) {
-        let _one = self.commands.lock();
+    fn read_faults(&self) {
         let status = FaultStatus::from_bits_retain(self.registers().read32(FSTS));
-        let mut faults = Vec::new();
+        if !status.intersects(FaultStatus::PENDING | FaultStatus::OVERFLOW) {
+            return;
+        }
+        let sorted = self.faults.lock();
         if status.contains(FaultStatus::PENDING) {
             let records = self.capabilities.fault_records();
             let first = status.first_record();
@@ -606,16 +678,16 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
                     continue;
                 }
                 let low = self.registers().read64(at);
-                faults.extend(Fault::decode(low, high));
+                if let Some(fault) = Fault::decode(low, high) {
+                    sorted.add(fault, self.domain_of(fault.device));
+                }
                 self.free_record(at);
             }
         }
-        let overflow = status.contains(FaultStatus::OVERFLOW);
-        if overflow {
+        if status.contains(FaultStatus::OVERFLOW) {
             self.registers().write32(FSTS, FaultStatus::OVERFLOW.bits());
+            sorted.add_lost();
         }
-        let with_domain = |fault: Fault| (fault, self.domain_of(fault.device));
-        (faults.into_iter().map(with_domain).collect(), overflow)
     }
 
     /// Frees all fault records, and clears the errors.

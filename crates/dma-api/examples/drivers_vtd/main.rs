@@ -92,9 +92,8 @@ fn drive(
     let registers = Registers { at: function.registers, len: function.len };
     let ran = driver(registers, platform.device(DmaConstraints::new(u64::MAX)), wait);
     function.set_bus_master(false)?;
-    let (faults, _) = unit.take_faults();
-    let fault = faults.iter().find(|(fault, _)| fault.device == source);
-    let fault = fault.map(|(fault, _)| format!("; {fault}"));
+    let (faults, _) = unit.take_faults(&attachments);
+    let fault = faults.first().map(|fault| format!("; {fault}"));
     match (ran, &fault) {
         (Ok(()), None) => {}
         (Ok(()), Some(fault)) => return Err(format!("{source}: the data is right{fault}").into()),

@@ -9,6 +9,7 @@ use pinfold_core::invalidate::WaitLimit;
 use pinfold_core::mem::DmaMemory;
 use pinfold_vtd::dmar::Dmar;
 use pinfold_vtd::registers::{self, Registers};
+use pinfold_vtd::unit::Attachments;
 use pinfold_vtd::{SourceId, Unit, WriteBack};
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -209,6 +210,7 @@ pub(crate) struct Machine {
     pub(crate) unit: Arc<Unit<Hand, Counted>>,
     pub(crate) hand: Hand,
     pub(crate) domain: Domain,
+    pub(crate) attachments: Attachments,
     pub(crate) memory: Arc<Hugepages>,
     pub(crate) edu: Edu,
     /// A page of 1 GiB, if the machine has reserved one.
@@ -278,5 +280,5 @@ pub(crate) fn open() -> Result<Machine> {
     let (base, _) = memory.take(4096).ok_or("no hugepages")?;
     let seen =
         domain.map(Pages { base, len: 4096 }, Bidirectional).map_err(|refused| refused.error)?;
-    Ok(Machine { unit, hand, domain, memory, gigabyte, edu, seen })
+    Ok(Machine { unit, hand, domain, attachments, memory, gigabyte, edu, seen })
 }

@@ -278,7 +278,7 @@ fn a_queue_error_is_recovered_from_and_nothing_is_taken_for_completed() {
     drop(revoked.wait().unwrap());
     assert_eq!(double.access(DEVICE, iova, true), None);
     assert_eq!(domain.stats().backend.invalidations.resubmitted, 1);
-    assert_eq!(unit.take_faults().0.len(), 1);
+    assert_eq!(unit.take_stray_faults().0.len(), 1);
     // The queue goes on.
     drop(domain.map(Payload::new(1), FromDevice).unwrap().unmap().unwrap());
 }
@@ -564,7 +564,7 @@ fn nothing_is_reached_after_it_is_quiesced() {
                 assert_eq!(double.access(DEVICE, start + page, true), None, "seed {seed}");
             }
             double.state().log.clear();
-            unit.take_faults();
+            unit.take_faults(&attachments);
         }
     }
 }

@@ -586,12 +586,12 @@ fn a_unit_that_does_not_snoop_finds_what_was_written_back() {
     let mapping = domain.map(Payload::new(1), Bidirectional).unwrap();
     let iova = mapping.iova().start().raw();
     assert!(double.access(DEVICE, iova, true).is_some());
-    let (faults, _) = unit.take_faults();
-    assert!(matches!(faults[..], [(fault, _), ..] if fault.reason != Reason::RootReserved));
+    let (faults, _) = unit.take_faults(&attachments);
+    assert!(matches!(faults[..], [fault, ..] if fault.reason != Reason::RootReserved));
     unit.detach(DEVICE, &attachments).unwrap();
     assert_eq!(double.access(DEVICE, iova, true), None);
-    let (faults, _) = unit.take_faults();
-    assert!(matches!(faults[..], [(fault, _)] if fault.reason == Reason::NoContextEntry));
+    let (faults, _) = unit.take_stray_faults();
+    assert!(matches!(faults[..], [fault] if fault.reason == Reason::NoContextEntry));
 }
 
 #[test]
@@ -599,36 +599,124 @@ fn faults_are_read_in_order_decoded_and_freed() {
     // Four records.
     let (double, unit) = enabled::<Coherent>(CAP | 3 << 40, ECAP);
     let (domain, attachments) = domain(&unit);
-    assert_eq!(unit.take_faults(), (vec![], false));
+    assert_eq!(unit.take_faults(&attachments), (vec![], false));
     double.access(DEVICE, 0x5678, true);
     unit.attach(DEVICE, &attachments, None).unwrap();
     let mapping = domain.map(Payload::new(1), ToDevice).unwrap();
     let iova = mapping.iova().start().raw();
     double.access(DEVICE, iova + 0x123, true);
     double.access(DEVICE, 1 << 40, false);
-    let (faults, overflow) = unit.take_faults();
-    assert!(!overflow);
-    let reasons: Vec<_> = faults.iter().map(|(fault, _)| fault.reason).collect();
-    assert_eq!(reasons, [Reason::NoRootEntry, Reason::NoWrite, Reason::BeyondWidth]);
-    assert_eq!(faults[1].1, Some(attachments.id()));
+    let (faults, lost) = unit.take_faults(&attachments);
+    assert!(!lost);
+    let reasons: Vec<_> = faults.iter().map(|fault| fault.reason).collect();
+    assert_eq!(reasons, [Reason::NoWrite, Reason::BeyondWidth]);
     assert_eq!(
-        faults[1].0.to_string(),
+        faults[0].to_string(),
         format!(
             "device 00:04.0 was refused a write to the page at {}: not mapped for writing",
             mapping.iova().start()
         )
     );
-    assert!(!faults[2].0.write && faults[2].0.page.raw() == 1 << 40);
-    // Around the end of the records, and more than there is room for.
-    for page in 1..=6 {
+    assert!(!faults[1].write && faults[1].page.raw() == 1 << 40);
+    let (faults, lost) = unit.take_stray_faults();
+    assert!(matches!(faults[..], [fault] if fault.reason == Reason::NoRootEntry), "before it");
+    assert!(!lost);
+    // Around the end of the records.
+    for page in 1..=4 {
         double.access(OTHER, page << 12, false);
     }
-    let (faults, overflow) = unit.take_faults();
-    assert!(overflow);
-    let pages: Vec<_> = faults.iter().map(|(fault, _)| fault.page.raw() >> 12).collect();
+    let (faults, lost) = unit.take_stray_faults();
+    assert!(!lost);
+    let pages: Vec<_> = faults.iter().map(|fault| fault.page.raw() >> 12).collect();
     assert_eq!(pages, [1, 2, 3, 4]);
-    assert_eq!(unit.take_faults(), (vec![], false));
+    assert_eq!(unit.take_stray_faults(), (vec![], false));
     assert_eq!(unit.registers().read32(crate::registers::FSTS), 0);
+}
+
+#[test]
+fn each_domain_has_the_faults_of_its_own_devices() {
+    let (double, unit) = enabled::<Coherent>(CAP | 7 << 40, ECAP);
+    let (_first, at_first) = domain(&unit);
+    let (_second, at_second) = domain(&unit);
+    unit.attach(DEVICE, &at_first, None).unwrap();
+    unit.attach(OTHER, &at_second, None).unwrap();
+    let stray = SourceId::new(0, 5, 0);
+    for (page, device) in (1..).zip([DEVICE, OTHER, stray, OTHER, DEVICE]) {
+        double.access(device, page << 12, false);
+    }
+    let pages = |(faults, lost): (Vec<crate::fault::Fault>, bool)| {
+        let pages = faults.iter().map(|fault| (fault.device, fault.page.raw() >> 12));
+        (pages.collect::<Vec<_>>(), lost)
+    };
+    // Those of the others are kept when one owner asks.
+    assert_eq!(pages(unit.take_faults(&at_second)), (vec![(OTHER, 2), (OTHER, 4)], false));
+    assert_eq!(pages(unit.take_faults(&at_second)), (vec![], false));
+    assert_eq!(pages(unit.take_faults(&at_first)), (vec![(DEVICE, 1), (DEVICE, 5)], false));
+    assert_eq!(pages(unit.take_stray_faults()), (vec![(stray, 3)], false));
+    // A device that changes its domain: what it did before belongs to the first.
+    double.access(DEVICE, 6 << 12, true);
+    unit.detach(DEVICE, &at_first).unwrap();
+    double.access(DEVICE, 7 << 12, true);
+    unit.attach(DEVICE, &at_second, None).unwrap();
+    double.access(DEVICE, 8 << 12, true);
+    // SAFETY: no device is active.
+    unsafe { unit.disable() }.unwrap();
+    unit.enable().unwrap();
+    assert_eq!(pages(unit.take_faults(&at_second)), (vec![(DEVICE, 8)], false));
+    assert_eq!(pages(unit.take_faults(&at_first)), (vec![(DEVICE, 6)], false));
+    assert_eq!(pages(unit.take_stray_faults()), (vec![(DEVICE, 7)], false));
+    // Without an owner.
+    drop(at_second);
+    double.access(OTHER, 9 << 12, false);
+    assert_eq!(pages(unit.take_faults(&at_first)), (vec![], false));
+    assert_eq!(pages(unit.take_stray_faults()), (vec![(OTHER, 9)], false));
+}
+
+/// PFO: the unit does not say whose access it had no record for.
+#[test]
+fn a_fault_without_a_record_is_reported_to_every_owner_once() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (_first, at_first) = domain(&unit);
+    let (_second, at_second) = domain(&unit);
+    unit.attach(DEVICE, &at_first, None).unwrap();
+    unit.attach(OTHER, &at_second, None).unwrap();
+    double.access(DEVICE, 1 << 12, false);
+    double.access(OTHER, 2 << 12, false);
+    let fsts = || unit.registers().read32(crate::registers::FSTS);
+    assert_eq!(fsts() & 3, 3, "PFO and PPF");
+    let (faults, lost) = unit.take_faults(&at_first);
+    assert_eq!((faults.len(), lost), (1, true));
+    assert_eq!(fsts(), 0);
+    assert_eq!(unit.take_faults(&at_first), (vec![], false));
+    assert_eq!(unit.take_faults(&at_second), (vec![], true));
+    assert_eq!(unit.take_faults(&at_second), (vec![], false));
+    assert_eq!(unit.take_stray_faults(), (vec![], true));
+    // Although the records were freed since, as by an earlier read.
+    double.state().fsts |= 1;
+    assert_eq!(unit.take_faults(&at_second), (vec![], true));
+    assert_eq!(fsts(), 0);
+    // The unit records again.
+    double.access(OTHER, 3 << 12, false);
+    assert_eq!(unit.take_faults(&at_second).0.len(), 1);
+}
+
+#[test]
+fn an_owner_that_takes_no_faults_has_the_first_ones_kept() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (_first, at_first) = domain(&unit);
+    let (_second, at_second) = domain(&unit);
+    unit.attach(DEVICE, &at_first, None).unwrap();
+    unit.attach(OTHER, &at_second, None).unwrap();
+    for page in 1..=257 {
+        double.access(DEVICE, page << 12, false);
+        assert_eq!(unit.take_faults(&at_second), (vec![], false));
+    }
+    double.access(OTHER, 1 << 12, false);
+    let (faults, lost) = unit.take_faults(&at_second);
+    assert_eq!((faults.len(), lost), (1, false), "nothing of it is another domain's");
+    let (faults, lost) = unit.take_faults(&at_first);
+    let last = faults.last().map(|fault| fault.page.raw() >> 12);
+    assert_eq!((faults.len(), last, lost), (256, Some(256), true));
 }
 
 #[test]
@@ -643,10 +731,10 @@ fn what_an_earlier_owner_has_left_is_forgotten() {
     unit.enable().unwrap();
     assert!(!double.state().log.iter().any(|entry| entry == "error"));
     assert_eq!(double.state().log.len(), 7, "no flush was given twice");
-    assert_eq!((unit.take_faults(), unit.wrong_answers()), ((vec![], false), 0));
+    assert_eq!((unit.take_stray_faults(), unit.wrong_answers()), ((vec![], false), 0));
     // And what comes now is reported.
     double.access(DEVICE, 0x5678, true);
-    assert_eq!(unit.take_faults().0.len(), 1);
+    assert_eq!(unit.take_stray_faults().0.len(), 1);
 }
 
 #[test]
