@@ -101,7 +101,12 @@ impl Domain {
     }
 
     /// Unregisters the memory: after this succeeds, no device of this domain reaches it, even if it
-    /// was mapped. It may wait for flushes that are in flight.
+    /// was mapped. It may have all that the devices have cached flushed, and wait for that, which
+    /// includes what another thread is revoking.
+    ///
+    /// No other thread may map the memory meanwhile. If it is revoked by another thread, and the unit's
+    /// walk does not snoop, wait for the revocation first: until the thread has written the cleared
+    /// entry back, the unit may read the old one again after the flush.
     ///
     /// # Errors
     /// [`BackendError::NotRegistered`] if no memory was registered with this address and length:

@@ -212,14 +212,19 @@ impl Batch {
         if self.pages.len() == Self::CAPACITY {
             self.merge_all();
             if self.pages.len() > Self::CAPACITY - Self::ROOM {
-                // All of them and this one are now covered by a single flush.
-                self.merged += self.pages.len() as u64;
-                self.pages.clear();
-                self.domain_flush = true;
+                // This one is covered, too.
+                self.flush_domain();
                 return;
             }
         }
         self.pages.push(pages);
+    }
+
+    /// Requests a single flush, of the whole domain, for all that the batch has.
+    pub(super) fn flush_domain(&mut self) {
+        self.merged += self.pages.len() as u64;
+        self.pages.clear();
+        self.domain_flush = true;
     }
 
     /// Counts requests that were merged into others before they were pushed.

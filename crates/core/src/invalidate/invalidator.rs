@@ -206,9 +206,14 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         self.completed.load(Ordering::Acquire) >= ticket.0
     }
 
-    /// Waits for all that has been requested so far.
-    pub(crate) fn wait_for_requested(&self) -> Result<(), WaitError> {
-        self.wait(Ticket(self.requested.load(Ordering::Acquire)))
+    /// Flushes all that is cached for the domain, and waits for it. It covers every entry that was
+    /// cleared before the call, also one whose own flush another thread has yet to request.
+    pub(crate) fn flush_all(&self) -> Result<(), WaitError> {
+        let mut open = self.open.lock();
+        open.batch.flush_domain();
+        let ticket = self.issue(&open);
+        drop(open);
+        self.wait(ticket)
     }
 
     /// Returns the last completed ticket that any thread has observed.

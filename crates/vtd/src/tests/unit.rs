@@ -16,6 +16,8 @@ use pinfold_core::invalidate::{
     Descriptor, Flush, InvalidationQueue, Invalidator, Scope, Ticket, WaitLimit,
 };
 use pinfold_core::mem::DmaMemory;
+use std::cell::RefCell;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -319,6 +321,50 @@ fn memory_is_unregistered_when_nothing_of_it_is_mapped() {
     assert_eq!(double.access(DEVICE, iova, true), None);
     domain.unregister_memory(memory).unwrap();
     drop(payload);
+}
+
+thread_local! {
+    /// The action of another thread when entries are written back next.
+    static BESIDE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+/// The pause of a thread between its clear of an entry and the request of the flush.
+#[derive(Debug)]
+struct Pausing;
+
+impl WriteBack for Pausing {
+    const FOR_NON_COHERENT: bool = false;
+    fn write_back(_: &[AtomicU64]) {
+        if let Some(beside) = BESIDE.take() {
+            beside();
+        }
+    }
+}
+
+/// Unregistered memory may be anything's: nothing of it may be cached, although the table has lost
+/// it and no flush is requested yet.
+#[test]
+fn memory_is_unregistered_after_a_flush_of_what_others_have_cleared() {
+    let (double, unit) = enabled::<Pausing>(CAP, ECAP);
+    let (domain, attachments) = domain(&unit);
+    unit.attach(DEVICE, &attachments, None).unwrap();
+    let payload = Payload::new(1);
+    let (at, len) = (payload.0, payload.1);
+    // SAFETY: the payload's, which is dropped at the end; nothing refers into it.
+    let memory = move || unsafe { DmaMemory::from_raw(at, len) };
+    // SAFETY: valid until it is unregistered.
+    unsafe { domain.register_memory(memory()) }.unwrap();
+    let mapping = domain.map(payload, Bidirectional).unwrap();
+    let iova = mapping.iova().start().raw();
+    assert!(double.access(DEVICE, iova, true).is_some());
+    let (its_domain, its_double) = (domain.clone(), double.clone());
+    BESIDE.set(Some(Box::new(move || {
+        its_domain.unregister_memory(memory()).unwrap();
+        assert_eq!(its_double.access(DEVICE, iova, true), None);
+    })));
+    let revoked = mapping.revoke();
+    assert!(BESIDE.take().is_none(), "the clear was seen");
+    drop(revoked.wait().unwrap());
 }
 
 #[test]

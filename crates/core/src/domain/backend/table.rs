@@ -419,8 +419,9 @@ where
 
     fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         if !self.queue().overrules_table() {
-            // What was cleared may still be cached until its flush has completed.
-            if self.maps_any_of(memory)? || self.invalidator.wait_for_requested().is_err() {
+            // What was cleared may be cached until a flush after it has completed, and the thread
+            // that cleared it may not have requested its own yet.
+            if self.maps_any_of(memory)? || self.invalidator.flush_all().is_err() {
                 return Err(BackendError::NotRevoked);
             }
         }
