@@ -742,7 +742,8 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
 /// fetched descriptors have completed: flushes that matter have been waited for.
 ///
 /// # Errors
-/// As there.
+/// As there. A queue that has stopped at a descriptor (IQE) is reported at once, and stays enabled:
+/// nothing is left that could replace the descriptor.
 ///
 /// # Safety
 /// As there; and nothing else gives the unit a command meanwhile.
@@ -751,7 +752,21 @@ pub unsafe fn disable(registers: &impl Registers) -> Result<(), UnitError> {
     // QH and QT, bits 4 to 18.
     let place = |register| registers.read64(register) >> 4 & 0x7fff;
     let is_empty = || place(IQH) == place(IQT);
-    poll(registers, EMPTY_QUEUE, is_empty, true)?;
+    let errors = || FaultStatus::from_bits_retain(registers.read32(FSTS));
+    // A device that has not answered holds up the queue. It is not active, and translation has ended.
+    let is_stopped = || {
+        if errors().contains(FaultStatus::TIME_OUT) {
+            registers.write32(FSTS, FaultStatus::TIME_OUT.bits());
+            registers.write64(IQT, registers.read64(IQT));
+        }
+        errors().contains(FaultStatus::QUEUE_ERROR)
+    };
+    poll(registers, EMPTY_QUEUE, || is_empty() || is_stopped(), true)?;
+    if !is_empty() {
+        // It never will be: the descriptor is the owner's of the queue, whose handles are gone.
+        let what = "to empty the queue, which has stopped at an error (FSTS, IQE)";
+        return Err(UnitError::Command { what, status: registers.read32(GSTS) });
+    }
     command(registers, Global::QUEUE, false, "to disable the queue")
 }
 

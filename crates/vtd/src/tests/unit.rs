@@ -128,6 +128,43 @@ fn an_owner_of_the_registers_alone_disables_translation_and_the_queue() {
     assert_eq!(double.state().log, ["disable", "no queue"]);
 }
 
+/// Without the queue's owner nothing replaces the descriptor, however long the registers are polled.
+#[test]
+fn a_queue_that_has_stopped_is_reported_at_once() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (_, attachments) = domain(&unit);
+    let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
+    double.state().bad_fetch = true;
+    let flush = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false };
+    queue.submit(&[flush], Some(Ticket(1))).unwrap();
+    let reads = double.counts().1;
+    // SAFETY: no device is active.
+    let error = unsafe { disable(unit.registers()) }.unwrap_err().to_string();
+    assert!(error.contains("stopped at an error (FSTS, IQE)"), "{error}");
+    assert!(double.counts().1 - reads < 20, "{} reads", double.counts().1 - reads);
+    assert_eq!(double.state().log.last().unwrap(), "disable", "the queue stays enabled");
+    // The unit itself recovers.
+    // SAFETY: no device is active.
+    unsafe { unit.disable() }.unwrap();
+}
+
+#[test]
+fn a_device_that_did_not_answer_does_not_keep_the_queue_enabled() {
+    for resumes_at_tail in [false, true] {
+        let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+        let (_, attachments) = domain(&unit);
+        unit.attach(DEVICE, &attachments, Some(4)).unwrap();
+        double.state().ats.insert(DEVICE.0);
+        let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
+        double.state().mute.insert(DEVICE.0);
+        double.state().resumes_at_tail = resumes_at_tail;
+        queue.submit(&[Descriptor::DeviceTlb(Scope::Domain)], Some(Ticket(1))).unwrap();
+        // SAFETY: no device is active.
+        unsafe { disable(unit.registers()) }.unwrap();
+        assert_eq!(double.state().log.last().unwrap(), "no queue");
+    }
+}
+
 /// An empty queue may have waits that were fetched and have not completed ("Queued Invalidation
 /// Interface": it is quiesced when it is empty and a wait was the last to complete).
 #[test]
