@@ -162,25 +162,15 @@ impl<R: Registers, W: WriteBack, T: Send + Sync> InvalidationQueue for DomainQue
         let throttled = self.queue.capabilities.throttles_by_function();
         // Locked until all are written: there is one flush for each device that is counted.
         let devices = self.state.devices.lock();
-        // Without flushes of pages each is one of the domain, and one directly behind another has
-        // nothing left to do.
-        let needed = || {
-            let before = core::iter::once(None).chain(descriptors.iter().map(Some));
-            let is_flush = |one: &Descriptor| matches!(one, Descriptor::Iotlb { .. });
-            let repeats = move |(before, one): &(Option<&Descriptor>, &Descriptor)| {
-                !narrow && is_flush(one) && before.is_some_and(is_flush)
-            };
-            let pairs = before.zip(descriptors);
-            pairs.filter(move |pair| !repeats(pair)).map(|(_, one)| one)
-        };
-        let flushes = |descriptor: &Descriptor| match descriptor {
-            Descriptor::DeviceTlb(_) => devices.len(),
-            Descriptor::Iotlb { .. } | Descriptor::Fence => 1,
-        };
-        let count = needed().map(flushes).sum::<usize>() + usize::from(wait.is_some());
         let fill = |put: &mut dyn FnMut(Words)| {
-            for descriptor in needed() {
+            let mut behind_flush = false;
+            for descriptor in descriptors {
+                // Without flushes of pages each is one of the domain, and one directly behind another
+                // has nothing left to do.
+                let repeats = behind_flush && !narrow;
+                behind_flush = matches!(descriptor, Descriptor::Iotlb { .. });
                 match *descriptor {
+                    Descriptor::Iotlb { .. } if repeats => {}
                     Descriptor::Iotlb { scope, leaf_only } => {
                         let scope = if narrow { scope } else { Scope::Domain };
                         put(descriptor::translations(did, scope, leaf_only));
@@ -197,6 +187,8 @@ impl<R: Registers, W: WriteBack, T: Send + Sync> InvalidationQueue for DomainQue
                 put(descriptor::wait(self.state.status_at, low_half(ticket.0), false));
             }
         };
+        let mut count = 0;
+        fill(&mut |_| count += 1);
         let sender = Sender::Domain { begun: self.is_in_flight() };
         self.queue.submit(count, &self.aborts, sender, fill)?;
         drop(devices);
