@@ -32,7 +32,8 @@
 //! | registers and bus mastering of the device | `/sys/bus/pci/devices/BDF`: `resource0`, `config` |
 //!
 //! Interrupts are not set up: a driver polls. Devices for which firmware reserves memory are refused,
-//! and so is a unit that the kernel has enabled.
+//! and devices behind a bridge to conventional PCI, whose identifier their accesses carry; and so is
+//! a unit that the kernel has enabled.
 
 mod open;
 

@@ -511,7 +511,8 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     /// `device` is the requester identifier that accesses carry. A bridge from PCI Express to PCI
     /// sends those of the devices behind it as device 0 of its secondary bus, and a device with
     /// phantom functions uses their identifiers too. Neither is supported: such accesses are
-    /// refused and recorded, unless another device is attached by that identifier.
+    /// refused and recorded, unless another device is attached by that identifier. The unit does not
+    /// know the buses: an owner of the machine that does refuses the device (`pinfold::vtd`).
     ///
     /// # Errors
     /// [`UnitError::NotEnabled`], [`UnitError::Attached`], [`UnitError::NoPages`],

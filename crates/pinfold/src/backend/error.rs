@@ -172,6 +172,18 @@ pub enum OpenError {
         /// The length in bytes.
         len: u64,
     },
+    /// The device's accesses carry the identifier of a bridge.
+    #[cfg(feature = "vtd")]
+    #[error(
+        "device {bdf} is behind the bridge {bridge}, which is not of PCI Express on both sides: accesses from all devices \
+         below it may carry one identifier, so that none can have a domain alone: move the device to another slot"
+    )]
+    Aliased {
+        /// The device.
+        bdf: Bdf,
+        /// The bridge.
+        bridge: Bdf,
+    },
     /// Physical addresses are hidden.
     #[cfg(feature = "vtd")]
     #[error(

@@ -7,7 +7,7 @@ use crate::backend::vtd::{TableChunks, Translator, UnitRegisters};
 use crate::domain::Domain;
 use crate::pci::Bdf;
 use crate::pci::lookup::{self, PciDevice};
-use crate::sys::files::Roots;
+use crate::sys::files::{self, Roots};
 use crate::sys::window::Window;
 use crate::sys::{Errno, kernel};
 use pinfold_core::addr::PhysRange;
@@ -105,6 +105,9 @@ fn unit_of(roots: &Roots, found: &PciDevice) -> Result<(PhysRange, u32), OpenErr
     let below = |bus, device, function| {
         buses_below(&devices, Bdf { domain: bdf.domain, bus, device, function })
     };
+    if let Some(bridge) = aliasing_bridge(&devices, bdf) {
+        return Err(OpenError::Aliased { bdf, bridge });
+    }
     if let Some(region) = dmar.reserved_for(segment, place, below).next() {
         let (start, len) = (region.range.start().raw(), region.range.len());
         return Err(OpenError::Reserved { bdf, start, len });
@@ -113,12 +116,47 @@ fn unit_of(roots: &Roots, found: &PciDevice) -> Result<(PhysRange, u32), OpenErr
     Ok((unit.registers, dmar.address_bits))
 }
 
-/// Reads the buses below a bridge from its configuration space: of a header of type 1, the secondary
-/// and the subordinate bus number ("PCI-to-PCI Bridge Architecture Specification", 3.2).
+/// Reads the buses below a bridge from its configuration space.
 fn buses_below(devices: &Path, bridge: Bdf) -> Option<(u8, u8)> {
-    let config = std::fs::read(devices.join(bridge.to_string()).join("config")).ok()?;
+    buses_of(&std::fs::read(devices.join(bridge.to_string()).join("config")).ok()?)
+}
+
+/// Of a header of type 1, the secondary and the subordinate bus number ("PCI-to-PCI Bridge
+/// Architecture Specification", 3.2).
+fn buses_of(config: &[u8]) -> Option<(u8, u8)> {
     let is_bridge = config.get(14)? & 0x7f == 1;
     is_bridge.then_some((*config.get(25)?, *config.get(26)?))
+}
+
+/// Returns the bridge above a device that replaces the requester identifiers of what is below it: any
+/// that is not a port of PCI Express. The bus numbers say which bridges are above it.
+fn aliasing_bridge(devices: &Path, below: Bdf) -> Option<Bdf> {
+    files::names(devices).into_iter().find_map(|name| {
+        let bridge = Bdf::from_str(&name).ok().filter(|bridge| bridge.domain == below.domain)?;
+        let config = std::fs::read(devices.join(&name).join("config")).ok()?;
+        let (first, last) = buses_of(&config)?;
+        let replaces = (first..=last).contains(&below.bus) && !is_express_port(&config);
+        replaces.then_some(bridge)
+    })
+}
+
+/// Whether a bridge has the capability of PCI Express (identifier 16) and a type, bits 4 to 7 of the
+/// capability's register, that forwards identifiers: a root port (4), or a port of a switch (5, 6).
+/// A bridge from PCI Express to PCI is 7, and one in the other direction 8 ("PCI Express Capabilities
+/// Register").
+fn is_express_port(config: &[u8]) -> bool {
+    let byte = |at: u8| config.get(usize::from(at)).copied();
+    // "Capabilities List" of the status register: without it the pointer means nothing.
+    let mut next = byte(6).filter(|status| status & 1 << 4 != 0).and_then(|_| byte(0x34));
+    // Each is four bytes at least behind the header: a longer list goes round.
+    for _ in 0..48 {
+        let Some(at) = next.map(|at| at & !3).filter(|at| *at >= 0x40) else { return false };
+        if byte(at) == Some(16) {
+            return byte(at + 2).is_some_and(|flags| matches!(flags >> 4, 4..=6));
+        }
+        next = byte(at + 1);
+    }
+    false
 }
 
 /// Maps a unit's registers, and locks the file through which they are reached. They may extend
@@ -197,11 +235,7 @@ mod tests {
             config[4] = 6;
             config[9..12].copy_from_slice(&[2, 8, 1]);
             std::fs::write(device.join("config"), config).unwrap();
-            let bridge = machine.path("sys/bus/pci/devices/0000:00:04.0");
-            std::fs::create_dir_all(&bridge).unwrap();
-            let mut config = [0_u8; 64];
-            (config[14], config[25], config[26]) = (0x81, 1, 1);
-            std::fs::write(bridge.join("config"), config).unwrap();
+            machine.set_bridge("0000:00:04.0", (1, 1), Some(4));
             std::fs::create_dir_all(machine.path("sys/firmware/acpi/tables")).unwrap();
             machine.set_table(&dmar(0, &[]));
             std::fs::create_dir(machine.path("dev")).unwrap();
@@ -216,6 +250,20 @@ mod tests {
         }
         fn set_table(&self, table: &[u8]) {
             std::fs::write(self.path("sys/firmware/acpi/tables/DMAR"), table).unwrap();
+        }
+        /// A bridge to these buses, of PCI Express if it has a type there.
+        fn set_bridge(&self, address: &str, buses: (u8, u8), express: Option<u8>) {
+            let folder = self.path("sys/bus/pci/devices").join(address);
+            std::fs::create_dir_all(&folder).unwrap();
+            let mut config = [0_u8; 256];
+            (config[14], config[25], config[26]) = (0x81, buses.0, buses.1);
+            if let Some(kind) = express {
+                // Power management first.
+                (config[6], config[0x34]) = (1 << 4, 0xc8);
+                (config[0xc8], config[0xc9]) = (1, 0x40);
+                (config[0x40], config[0x42]) = (16, kind << 4 | 2);
+            }
+            std::fs::write(folder.join("config"), config).unwrap();
         }
         fn set_registers(&self, cap: u64, ecap: u64, status: u32) {
             let memory = File::create(self.path("dev/mem")).unwrap();
@@ -273,6 +321,58 @@ mod tests {
         std::fs::remove_file(machine.path("sys/firmware/acpi/tables/DMAR")).unwrap();
         assert!(machine.message().contains("no VT-d unit"));
         assert_eq!(std::fs::read(machine.device().join("config")).unwrap()[4], 6, "as it was");
+    }
+
+    /// "PCI Express to PCI/PCI-X Bridge Specification", 2.3: a bridge takes ownership of requests.
+    #[test]
+    fn a_device_behind_a_bridge_that_replaces_identifiers_is_refused() {
+        let machine = Machine::new();
+        // What follows, if it is not refused.
+        machine.set_registers(QEMU_CAP, QEMU_ECAP, 1 << 31);
+        let refused = |bridge: &str| match machine.refused(ADDRESS) {
+            OpenError::Aliased { bdf, bridge: found } => {
+                assert_eq!(
+                    (bdf.to_string().as_str(), found.to_string().as_str()),
+                    (ADDRESS, bridge)
+                );
+                assert!(machine.message().contains(&format!("behind the bridge {bridge}")));
+                true
+            }
+            _ => false,
+        };
+        let root = "0000:00:04.0";
+        for (kind, expected) in [
+            (Some(4), false),
+            (Some(5), false),
+            (Some(6), false),
+            (Some(7), true),
+            (Some(8), true),
+            (None, true),
+        ] {
+            machine.set_bridge(root, (1, 1), kind);
+            assert_eq!(refused(root), expected, "{kind:?}");
+        }
+        // Farther above, with a port of PCI Express between.
+        machine.set_bridge(root, (1, 1), Some(4));
+        machine.set_bridge("0000:00:05.0", (1, 3), Some(7));
+        assert!(refused("0000:00:05.0"));
+        // Above other buses, or other devices of the segment.
+        for buses in [(2, 3), (0, 0)] {
+            machine.set_bridge("0000:00:05.0", buses, Some(7));
+            assert!(!refused(root), "{buses:?}");
+        }
+        machine.set_bridge("0001:00:05.0", (1, 1), Some(7));
+        assert!(!refused(root));
+        // A list of capabilities that is endless, and one that is cut off.
+        let path = machine.path("sys/bus/pci/devices").join(root).join("config");
+        let mut config = std::fs::read(&path).unwrap();
+        (config[0xc9], config[0x40]) = (0xc8, 0);
+        std::fs::write(&path, &config).unwrap();
+        assert!(refused(root));
+        machine.set_bridge(root, (1, 1), Some(4));
+        let config = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &config[..64]).unwrap();
+        assert!(refused(root));
     }
 
     #[test]
