@@ -2,7 +2,7 @@
 //! it.
 
 use crate::recorder::Event;
-use pinfold_model::state::{Buffer, Entry, Owner, State};
+use pinfold_model::state::{Buffer, Entry, Flight, Owner, State};
 use pinfold_model::{Action, Caches, Protocol};
 use std::collections::HashSet;
 
@@ -32,22 +32,22 @@ fn seen(state: &State, action: Action) -> Option<Event> {
             let home = state.directory.iter().position(|entry| *entry == Entry::Retired(page));
             home.map(|home| Event::Reclaim(home as u8))
         }
-        Action::Submit => {
-            let last = state.flights.iter().flatten().last();
-            last.map(|flight| Event::Submit(flight.iotlb[0]))
-        }
+        Action::Submit => state.flights.iter().flatten().last().map(submission),
+        Action::Recover => MODEL.after(state, action).flights[0].as_ref().map(submission),
+        Action::Abort => Some(Event::Aborted),
         Action::Poll { buffer } | Action::ReleaseLate { buffer } => Some(Event::Returned(buffer)),
         _ => None,
     }
 }
 
-/// Returns whether a trace shows no such action: the unit's work is visible only as a whole, and
-/// the unit aborts nothing; the holder of a payload is not visible.
+fn submission(flight: &Flight) -> Event {
+    Event::Submit { iotlb: flight.iotlb[0], device: flight.device }
+}
+
+/// Returns whether a trace shows no such action: the unit's work is visible only as a whole, and the
+/// holder of a payload is not visible.
 fn is_left_out(action: &Action) -> bool {
-    matches!(
-        action,
-        Action::Flush { .. } | Action::FlushDevice { .. } | Action::Abort | Action::TimeOut { .. }
-    )
+    matches!(action, Action::Flush { .. } | Action::FlushDevice { .. } | Action::TimeOut { .. })
 }
 
 fn steps(state: &State) -> impl Iterator<Item = Action> {
@@ -71,9 +71,11 @@ fn close(states: &mut HashSet<State>) {
 
 /// Carries out the oldest batch that the queue has and that has not been carried out.
 fn carry(mut state: State) -> Option<State> {
-    let pending = |flight: &pinfold_model::state::Flight| {
-        flight.submitted && (flight.iotlb != [0; 2] || flight.device != 0)
-    };
+    if state.aborted {
+        return None;
+    }
+    let pending =
+        |flight: &Flight| flight.submitted && (flight.iotlb != [0; 2] || flight.device != 0);
     let oldest = state.flights.iter().position(|flight| flight.as_ref().is_some_and(pending))?;
     let is_of_it = |action: &Action| match action {
         Action::Flush { flight, .. } | Action::FlushDevice { flight, .. } => {

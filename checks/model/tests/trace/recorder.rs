@@ -7,17 +7,18 @@ use pinfold_core::domain::{
     PhysTranslator, Pinned, TableBackend,
 };
 use pinfold_core::invalidate::{
-    Descriptor, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitLimit,
+    Descriptor, FlushCosts, InvalidationQueue, QueueError, Scope, Ticket, WaitLimit,
 };
 use pinfold_core::iova::IovaSpace;
 use pinfold_core::mem::DmaMemory;
 use pinfold_core::table::{Entry, Format, Table, TablePage, TablePages, VtdSecondStage};
+use pinfold_model::Mistake;
 use pinfold_model::state::{BUFFERS, Flushes, WINDOWS, add, all_of, leaf_of};
 use std::cell::{RefCell, UnsafeCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 const PAGE: u64 = 4096;
 const WINDOW: u64 = 2 << 20;
@@ -35,10 +36,13 @@ pub enum Event {
     Retire(u8),
     /// It is free.
     Reclaim(u8),
-    /// The queue gets a batch.
-    Submit(Flushes),
+    /// The queue gets a batch: the flushes of the IOTLB before its fence, and behind it those of the
+    /// device's TLB.
+    Submit { iotlb: Flushes, device: Flushes },
     /// The unit has carried out the oldest batch.
     Carried,
+    /// The unit has aborted what is in flight.
+    Aborted,
     /// The program has the buffer.
     Returned(u8),
 }
@@ -154,19 +158,44 @@ impl Format for Recorded {
 /// A queue of two batches that the test has carried out.
 #[derive(Default)]
 pub struct Queue {
-    submitted: AtomicU64,
+    /// The tickets of the batches in flight.
+    in_flight: Mutex<VecDeque<u64>>,
     completed: AtomicU64,
+    aborted: AtomicBool,
+    /// Whether a batch is carried out whenever a thread waits.
+    carries: AtomicBool,
+    /// A mistake of the stack that is made here: in what it submits, or in what it believes.
+    mistake: Option<Mistake>,
     generations: Generations,
 }
 
 impl Queue {
+    fn in_flight(&self) -> std::sync::MutexGuard<'_, VecDeque<u64>> {
+        self.in_flight.lock().expect("no thread has panicked")
+    }
+
     /// Carries out the oldest batch, if there is one.
     pub fn carry(&self) {
-        let completed = self.completed.load(Ordering::Relaxed);
-        if completed < self.submitted.load(Ordering::Relaxed) {
+        if let Some(ticket) = self.in_flight().pop_front() {
             record(Event::Carried);
-            self.completed.store(completed + 1, Ordering::Relaxed);
+            self.completed.store(ticket, Ordering::Relaxed);
         }
+    }
+
+    /// Aborts what is in flight, if anything is.
+    pub fn abort(&self) {
+        let Some(last) = self.in_flight().drain(..).next_back() else { return };
+        record(Event::Aborted);
+        if self.mistake == Some(Mistake::AbortIsCompletion) {
+            self.completed.store(last, Ordering::Relaxed);
+        } else {
+            self.aborted.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Carries a batch out whenever a thread waits, or no longer.
+    pub fn carry_for_waits(&self, carries: bool) {
+        self.carries.store(carries, Ordering::Relaxed);
     }
 }
 
@@ -174,28 +203,65 @@ impl Queue {
 #[derive(Clone, Default)]
 pub struct Shared(pub Arc<Queue>);
 
+impl Shared {
+    fn new(mistake: Option<Mistake>) -> Self {
+        Self(Arc::new(Queue { mistake, ..Queue::default() }))
+    }
+}
+
+/// The bits of the windows that a flush concerns, each by `bit`.
+fn windows_of(scope: Scope, bit: impl Fn(u8) -> Flushes) -> Flushes {
+    let Some(range) = scope.range() else {
+        return (0..WINDOWS as u8).map(bit).fold(0, |all, one| all | one);
+    };
+    RECORDING.with_borrow(|recording| recording.window(range.start())).map_or(0, bit)
+}
+
 impl InvalidationQueue for Shared {
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
-        let mut flushes = 0;
-        for descriptor in descriptors {
-            let Descriptor::Iotlb { scope, leaf_only } = descriptor else { continue };
-            let range = scope.range().expect("exact costs");
-            let window = RECORDING.with_borrow(|recording| recording.window(range.start()));
-            let Some(window) = window else { continue };
-            add(&mut flushes, if *leaf_only { leaf_of(window) } else { all_of(window) });
+        if self.0.aborted.load(Ordering::Relaxed) {
+            return Err(QueueError::Full);
         }
-        record(Event::Submit(flushes));
+        let mut descriptors = descriptors.to_vec();
+        match self.0.mistake {
+            Some(Mistake::NoFlush) => descriptors.clear(),
+            Some(Mistake::DeviceTlbFirst) => descriptors.reverse(),
+            _ => {}
+        }
+        let leaves = self.0.mistake == Some(Mistake::LeafFlushForTablePage);
+        let (mut iotlb, mut device, mut behind_fence) = (0, 0, false);
+        for descriptor in descriptors {
+            match descriptor {
+                Descriptor::Fence => behind_fence = true,
+                Descriptor::Iotlb { scope, leaf_only } if !behind_fence => {
+                    let of_leaf = leaf_only || leaves;
+                    let bit = |window| if of_leaf { leaf_of(window) } else { all_of(window) };
+                    add(&mut iotlb, windows_of(scope, bit));
+                }
+                Descriptor::DeviceTlb(scope) if behind_fence => {
+                    device |= windows_of(scope, leaf_of);
+                }
+                // On the wrong side of the fence.
+                Descriptor::Iotlb { .. } | Descriptor::DeviceTlb(_) => {}
+            }
+        }
+        record(Event::Submit { iotlb, device });
         let ticket = wait.expect("a batch in one part");
-        self.0.submitted.store(ticket.0, Ordering::Relaxed);
+        self.0.in_flight().push_back(ticket.0);
         Ok(())
     }
     fn completed(&self) -> Ticket {
         Ticket(self.0.completed.load(Ordering::Relaxed))
     }
     fn limit(&self) -> WaitLimit {
-        WaitLimit { time_ns: u64::MAX, polls: 1 }
+        let polls = if self.0.carries.load(Ordering::Relaxed) { 100 } else { 1 };
+        WaitLimit { time_ns: u64::MAX, polls }
     }
-    fn relax(&self, _: u64) {}
+    fn relax(&self, _: u64) {
+        if self.0.carries.load(Ordering::Relaxed) {
+            self.0.carry();
+        }
+    }
     fn wake(&self, _: Option<Ticket>, _: u64, _: &std::task::Waker) {}
     fn queue_depth(&self) -> u64 {
         2
@@ -205,6 +271,12 @@ impl InvalidationQueue for Shared {
     }
     fn has_device_tlbs(&self) -> bool {
         true
+    }
+    fn has_aborted(&self) -> bool {
+        self.0.aborted.load(Ordering::Relaxed)
+    }
+    fn restart(&self) {
+        self.0.aborted.store(false, Ordering::Relaxed);
     }
 }
 
@@ -217,34 +289,51 @@ impl PhysTranslator for Shared {
         Ok(())
     }
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
-        let phys = PhysRange::new(PhysAddr::new(memory.addr() as u64), memory.len() as u64);
-        Ok(PhysExtent::new(memory.addr(), phys.expect("an address")))
+        let (addr, len) = (memory.addr(), memory.len());
+        if !Memory::page(addr as u64).is_multiple_of(2) {
+            return Err(BackendError::NotRegistered { addr, len });
+        }
+        let phys = PhysRange::new(PhysAddr::new(addr as u64), PAGE);
+        Ok(PhysExtent::new(addr, phys.expect("an address")))
     }
     fn generation(&self) -> Generation {
         self.0.generations.current()
     }
 }
 
+/// Pages, of which every second one is a payload, and the one behind it is not registered.
+const PAGES: usize = 2 * (BUFFERS + 1);
+
 #[repr(C, align(4096))]
-struct Pages(UnsafeCell<[u8; (BUFFERS + 1) * 4096]>);
+struct Pages(UnsafeCell<[u8; PAGES * 4096]>);
 // SAFETY: nothing accesses it.
 unsafe impl Sync for Pages {}
 
 /// The memory of the payloads, and of what stays mapped: never accessed.
-static MEMORY: Pages = Pages(UnsafeCell::new([0; (BUFFERS + 1) * 4096]));
+static MEMORY: Pages = Pages(UnsafeCell::new([0; PAGES * 4096]));
 
 /// A payload, whose drop is recorded: the program then has it.
 pub struct Memory(pub u8);
 
 impl Memory {
-    fn number(phys: u64) -> u8 {
-        ((phys - MEMORY.0.get().addr() as u64) / PAGE) as u8
+    fn page(addr: u64) -> u64 {
+        (addr - MEMORY.0.get().addr() as u64) / PAGE
     }
-    pub fn pages(&self) -> DmaMemory<'static> {
+    fn number(phys: u64) -> u8 {
+        (Self::page(phys) / 2) as u8
+    }
+    fn part(&self, pages: usize) -> DmaMemory<'static> {
         let page = NonNull::from(&MEMORY.0).cast();
         // SAFETY: static memory, which nothing accesses.
-        let all = unsafe { DmaMemory::from_raw(page, (BUFFERS + 1) * 4096) };
-        all.part(usize::from(self.0) * 4096, 4096).expect("a page of it")
+        let all = unsafe { DmaMemory::from_raw(page, PAGES * 4096) };
+        all.part(usize::from(self.0) * 2 * 4096, pages * 4096).expect("pages of it")
+    }
+    pub fn pages(&self) -> DmaMemory<'static> {
+        self.part(1)
+    }
+    /// The payload, and a page that is not registered: a map of both fails halfway.
+    pub fn and_unregistered(&self) -> DmaMemory<'static> {
+        self.part(2)
     }
 }
 
@@ -288,8 +377,8 @@ fn begin(windows: impl IntoIterator<Item = u64>) {
 
 /// A domain that has one free page in each of two windows, and the mapping that keeps its table of
 /// level 2.
-pub fn domain() -> (Domain, Shared, Mapping<Memory, FromDevice>) {
-    let queue = Shared::default();
+pub fn domain(mistake: Option<Mistake>) -> (Domain, Shared, Mapping<Memory, FromDevice>) {
+    let queue = Shared::new(mistake);
     let domain = Domain::new(Arc::new(backend(&queue)), IovaSpace::new(39).expect("39 bits"));
     let reserve = |from: u64, to: u64| {
         let range = IovaRange::new(Iova::new(from), to - from).expect("a range");
@@ -307,14 +396,21 @@ pub fn domain() -> (Domain, Shared, Mapping<Memory, FromDevice>) {
 }
 
 /// A backend with two windows, and their addresses.
-pub fn pinned() -> (TableBackend<Recorded, Shared>, Shared, [IovaRange; WINDOWS]) {
-    let queue = Shared::default();
+pub fn pinned(
+    mistake: Option<Mistake>,
+) -> (TableBackend<Recorded, Shared>, Shared, [IovaRange; WINDOWS]) {
+    let queue = Shared::new(mistake);
     let backend = backend(&queue);
     let range = |window: u64| IovaRange::new(Iova::new(window * WINDOW), PAGE).expect("a range");
     let access = Access::READ | Access::WRITE;
     backend.map(range(3), Memory(BUFFERS as u8).pages(), access, None).expect("a map");
     begin([WINDOW, 2 * WINDOW]);
     (backend, queue, [range(1), range(2)])
+}
+
+/// The page of a range and the next one.
+pub fn two_pages(range: IovaRange) -> IovaRange {
+    IovaRange::new(range.start(), 2 * PAGE).expect("a range")
 }
 
 /// The window of 2 MiB around an address.
