@@ -5,6 +5,9 @@
 //! The time of an emulated unit proves nothing about hardware; counts do. Those of the unit come from
 //! QEMU's trace, which `vm/vtd` reads: a write to `FEDATA`, a register of interrupts that are masked,
 //! begins a phase there. Each case is a phase with a number, and is printed with what the model counts.
+//! Times are printed as medians: of a revocation with its wait, and on the unit also of the flushes
+//! and the wait alone. 64 pages are flushed one by one, and 250 by a flush of the domain, whose
+//! refills are those of the case `domain-flushed`.
 
 use super::Result;
 use super::machine::{Machine, Pages};
@@ -36,6 +39,8 @@ struct Side<'m> {
     read: Box<dyn Fn(u64) + 'm>,
     /// Begins a phase.
     phase: Box<dyn Fn(u32) + 'm>,
+    /// The nanoseconds that the queue has taken for flushes and waits so far, if it is timed apart.
+    queue_ns: Box<dyn Fn() -> Option<u128> + 'm>,
     /// The counts of its devices' accesses, if they are counted here.
     devices: Box<dyn Fn() -> Option<PortStats> + 'm>,
     /// The cases that were counted.
@@ -49,6 +54,7 @@ pub(crate) fn print(machine: &Machine) -> Result<()> {
         memory: [machine.pages(2 << 20)?, machine.pages(2 << 20)?],
         read: Box::new(|iova| machine.edu.read(iova, 0, 4)),
         phase: Box::new(|number| machine.hand.mark(FEDATA, number)),
+        queue_ns: Box::new(|| Some(machine.hand.state().tails_ns)),
         devices: Box::new(|| None),
         cases: 0,
     };
@@ -68,6 +74,7 @@ pub(crate) fn print(machine: &Machine) -> Result<()> {
             let _ = port.read(Iova::new(iova), &mut [0; 4]);
         }),
         phase: Box::new(|_| {}),
+        queue_ns: Box::new(|| None),
         devices: Box::new(|| Some(bus.stats())),
         cases: 0,
     };
@@ -137,14 +144,23 @@ impl Side<'_> {
     /// Revokes `batch` pages at once, again and again, and once more to be counted.
     fn batch(&mut self, batch: usize) -> Result<()> {
         let mut owner = self.domain.local();
-        let mut times = Vec::new();
+        let (mut times, mut of_queue) = (Vec::new(), Vec::new());
         for _ in 0..BATCHES {
             let [first, others] = self.apart(&mut owner, batch)?;
+            let before = (self.queue_ns)();
             times.push(self.revoke(&mut owner, first)?);
+            of_queue.extend((self.queue_ns)().zip(before).map(|(after, before)| after - before));
             self.revoke(&mut owner, others)?;
         }
         times.sort_unstable();
+        of_queue.sort_unstable();
         println!("time: {}: {batch} pages at once: {} ns", self.name, times[BATCHES / 2]);
+        if let Some(median) = of_queue.get(BATCHES / 2) {
+            println!(
+                "time: {}: {batch} pages at once, flushes and wait alone: {median} ns",
+                self.name
+            );
+        }
         let [first, others] = self.apart(&mut owner, batch)?;
         self.count(&format!("revoke-{batch}"), |side| side.revoke(&mut owner, first))?;
         self.revoke(&mut owner, others)?;

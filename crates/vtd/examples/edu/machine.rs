@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// QEMU's walker reads memory as the processor does, although it reports C = 0; this counts.
 pub(crate) struct Counted;
@@ -58,8 +58,10 @@ pub(crate) struct HandState {
     queue: u64,
     tail: u64,
     pub(crate) access: Option<(Edu, u64, u64)>,
-    /// Writes of the tail.
+    /// Writes of the tail, and the nanoseconds that they took: QEMU has carried out all flushes when
+    /// the write ends.
     pub(crate) tails: u64,
+    pub(crate) tails_ns: u128,
 }
 
 impl Hand {
@@ -128,7 +130,11 @@ impl Registers for Hand {
             state.tail = value;
             state.tails += 1;
         }
+        let start = Instant::now();
         self.mmio.write(offset as usize, value);
+        if offset == registers::IQT {
+            state.tails_ns += start.elapsed().as_nanos();
+        }
         let then_access = offset == registers::IQT && state.doorbell == Doorbell::ThenAccess;
         if then_access && let Some((edu, from, to)) = state.access.take() {
             edu.copy(from, to, 8);
@@ -261,6 +267,7 @@ pub(crate) fn open() -> Result<Machine> {
         tail: 0,
         access: None,
         tails: 0,
+        tails_ns: 0,
     };
     let hand = Hand { mmio, memory: Arc::clone(&memory), state: Arc::new(Mutex::new(state)) };
     let bits = dmar.address_bits;
