@@ -222,6 +222,10 @@ impl<R: Registers, W: WriteBack, T: Send + Sync> InvalidationQueue for DomainQue
         self.queue.registers.now_ns()
     }
 
+    fn caches(&self) -> bool {
+        self.queue.is_open()
+    }
+
     fn limit(&self) -> WaitLimit {
         self.limit
     }

@@ -99,6 +99,13 @@ pub trait InvalidationQueue: Send + Sync {
         waker.wake_by_ref();
     }
 
+    /// Returns whether the unit may have cached what a flush would end. False while translation is
+    /// disabled, if enabling it flushes everything first: then no flush completes, and memory is
+    /// unregistered without one.
+    fn caches(&self) -> bool {
+        true
+    }
+
     /// Returns the time of a monotonic clock, if there is one.
     fn now_ns(&self) -> Option<u64> {
         None

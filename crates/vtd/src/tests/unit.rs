@@ -404,6 +404,22 @@ fn memory_is_unregistered_after_a_flush_of_what_others_have_cleared() {
     drop(revoked.wait().unwrap());
 }
 
+/// A unit that is disabled has nothing cached that the next `enable` does not flush.
+#[test]
+fn memory_is_unregistered_at_once_while_the_unit_is_disabled() {
+    let (_, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, attachments) = domain(&unit);
+    unit.attach(DEVICE, &attachments, None).unwrap();
+    let payload = Payload::new(1);
+    // SAFETY: the payload's, which is dropped at the end; nothing refers into it.
+    let memory = || unsafe { DmaMemory::from_raw(payload.0, payload.1) };
+    // SAFETY: valid until it is unregistered.
+    unsafe { domain.register_memory(memory()) }.unwrap();
+    // SAFETY: no device is active.
+    unsafe { unit.disable() }.unwrap();
+    domain.unregister_memory(memory()).unwrap();
+}
+
 #[test]
 fn no_payload_lies_where_writes_are_interrupts() {
     let (_, unit) = enabled::<Coherent>(CAP, ECAP);
