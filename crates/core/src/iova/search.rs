@@ -196,11 +196,9 @@ impl Tree {
     }
 
     #[inline(always)]
-    fn visit(&mut self) {
+    fn visit(&self) {
         #[cfg(test)]
-        {
-            self.visits += 1;
-        }
+        self.visits.set(self.visits.get() + 1);
     }
 
     /// Calls `visit` with the parts of `all` in order, each of them entirely free (`true`) or used,
@@ -219,6 +217,7 @@ impl Tree {
         all: Extent,
         visit: &mut dyn FnMut(Extent, bool) -> bool,
     ) -> bool {
+        self.visit();
         if level == 0 {
             let (map, base) = (self.maps.get(at), all.start & !(REGION - 1));
             let mut from = all.start;

@@ -10,6 +10,9 @@ use crate::sync::Mutex;
 use alloc::vec::Vec;
 use core::fmt;
 
+/// The most parts that the statistics count with the lock held.
+pub(super) const PIECE: usize = 4096;
+
 /// All in granules of 4 KiB.
 #[derive(Debug)]
 pub(super) struct Space {
@@ -178,16 +181,31 @@ impl Space {
         Ok(gaps)
     }
 
-    pub(super) fn stats(&mut self) -> IovaStats {
-        let mut builder = StatsBuilder::new(&self.reserved);
-        for (tree, (_, part)) in
-            self.trees.iter_mut().zip(halves(Extent { start: 0, end: self.end }))
-        {
-            tree.settle();
-            tree.walk(part, &mut |part, free| builder.add(part, free));
-            builder.end_free_run();
+    /// Counts at most `most` parts from granule `from` on. Returns where the next one begins; `None`
+    /// if there is none.
+    pub(super) fn count(&mut self, from: u64, most: usize, counter: &mut Counter) -> Option<u64> {
+        let (half, rest) = halves(Extent { start: from, end: self.end }).next()?;
+        let tree = &mut self.trees[half];
+        tree.settle();
+        let (mut parts, mut next) = (0, rest.end);
+        tree.walk(rest, &mut |part, free| {
+            counter.add(part, free, &self.reserved);
+            (parts, next) = (parts + 1, part.end);
+            parts < most
+        });
+        if next == HIGH {
+            // No allocation crosses it.
+            counter.run = 0;
         }
-        builder.finish(self.in_use)
+        Some(next)
+    }
+
+    fn finish(&self, counter: Counter) -> IovaStats {
+        IovaStats {
+            bytes_in_use: self.bytes_in_use(),
+            bytes_reserved: self.reserved.iter().map(|r| r.len()).sum::<u64>() << GRANULE_SHIFT,
+            ..counter.stats
+        }
     }
 
     pub(super) fn end(&self) -> u64 {
@@ -281,7 +299,7 @@ impl Space {
 
     #[cfg(all(test, not(loom)))]
     pub(super) fn visits(&self) -> u64 {
-        self.trees.iter().map(|tree| tree.visits).sum()
+        self.trees.iter().map(|tree| tree.visits.get()).sum()
     }
 }
 
@@ -295,9 +313,9 @@ fn touch(a: &Extent, b: &Extent) -> bool {
 
 /// Allocates the addresses of an I/O address space.
 ///
-/// Shared by reference. A lock inside is held for O(log width) steps for any allocation, except by
-/// [`stats`](Self::stats) and if an allocation with a limit fails. Freeing whole allocations never
-/// allocates memory.
+/// Shared by reference. A lock inside is held for O(log width) steps, also where an allocation
+/// fails; [`stats`](Self::stats) takes it for a few thousand runs at a time. Freeing whole
+/// allocations never allocates memory.
 #[derive(Debug)]
 pub struct IovaSpace {
     pub(super) space: Mutex<Space>,
@@ -410,10 +428,24 @@ impl IovaSpace {
         self.space.lock().reserve(extent_of(range))
     }
 
-    /// Returns the statistics. Walks the whole space, with the lock held: O(2 MiB regions with a
-    /// map + free runs + reservations), about 10 ns for each.
+    /// Returns the statistics. Walks the whole space: O(2 MiB regions with a map + free runs +
+    /// reservations), about 10 ns for each.
+    ///
+    /// The lock is released after each few thousand of these, so that other threads allocate and
+    /// free meanwhile. The numbers of runs and the largest are exact while none does.
     pub fn stats(&self) -> IovaStats {
-        self.space.lock().stats()
+        self.stats_in_pieces(PIECE)
+    }
+
+    pub(super) fn stats_in_pieces(&self, parts: usize) -> IovaStats {
+        let (mut counter, mut from) = (Counter::default(), 0);
+        loop {
+            let mut space = self.space.lock();
+            match space.count(from, parts, &mut counter) {
+                Some(next) => from = next,
+                None => return space.finish(counter),
+            }
+        }
     }
 
     /// Returns how much memory the metadata takes: 64 bytes for each 2 MiB region that is neither
@@ -463,9 +495,8 @@ impl fmt::Display for IovaStats {
 }
 
 /// Counts the runs of a space that is walked in order.
-pub(super) struct StatsBuilder<'r> {
-    /// Reservations that no part has been counted beside, in order.
-    reserved: &'r [Extent],
+#[derive(Default)]
+pub(super) struct Counter {
     /// The length of the free run that the last part belongs to; 0 if that part is not free.
     run: u64,
     /// The end of the last allocated run.
@@ -473,55 +504,30 @@ pub(super) struct StatsBuilder<'r> {
     stats: IovaStats,
 }
 
-impl<'r> StatsBuilder<'r> {
-    pub(super) fn new(reserved: &'r [Extent]) -> Self {
-        let bytes_reserved = reserved.iter().map(|r| r.len()).sum::<u64>() << GRANULE_SHIFT;
-        let stats = IovaStats { bytes_reserved, ..IovaStats::default() };
-        Self { reserved, run: 0, allocated_to: None, stats }
-    }
-
-    /// Counts the next part, all of it free or in use (reserved or allocated). Returns true, to
-    /// continue the walk.
-    pub(super) fn add(&mut self, part: Extent, free: bool) -> bool {
+impl Counter {
+    /// Counts the next part, all of it free or in use: allocated, but for what is `reserved`.
+    fn add(&mut self, part: Extent, free: bool, reserved: &[Extent]) {
         if free {
             self.stats.free += usize::from(self.run == 0);
             self.run += part.len();
             self.stats.largest_free = self.stats.largest_free.max(self.run << GRANULE_SHIFT);
-        } else {
-            self.run = 0;
-            self.add_used(part);
+            return;
         }
-        true
-    }
-
-    /// Ends a free run: what follows is not counted as part of it.
-    pub(super) fn end_free_run(&mut self) {
         self.run = 0;
-    }
-
-    fn add_used(&mut self, part: Extent) {
         let mut from = part.start;
-        while from < part.end {
-            while let [first, rest @ ..] = self.reserved
-                && first.end <= from
-            {
-                self.reserved = rest;
-            }
-            let (reserved_from, reserved_to) =
-                self.reserved.first().map_or((u64::MAX, u64::MAX), |next| (next.start, next.end));
-            if reserved_from <= from {
-                from = reserved_to;
-                continue;
-            }
-            let end = reserved_from.min(part.end);
-            self.stats.allocated += usize::from(self.allocated_to != Some(from));
-            self.allocated_to = Some(end);
-            from = end;
+        let after = reserved.partition_point(|r| r.end <= from);
+        for next in reserved.iter().skip(after).take_while(|r| r.start < part.end) {
+            self.add_allocated(from, next.start);
+            from = next.end;
         }
+        self.add_allocated(from, part.end);
     }
 
-    pub(super) fn finish(mut self, in_use: u64) -> IovaStats {
-        self.stats.bytes_in_use = in_use << GRANULE_SHIFT;
-        self.stats
+    /// Counts `from..to`, which may be empty.
+    fn add_allocated(&mut self, from: u64, to: u64) {
+        if from < to {
+            self.stats.allocated += usize::from(self.allocated_to != Some(from));
+            self.allocated_to = Some(to);
+        }
     }
 }

@@ -1,4 +1,5 @@
 use super::node::{Extent, extent_of};
+use super::space::{Counter, PIECE};
 use super::*;
 use crate::addr::{Iova, IovaRange};
 use proptest::prelude::*;
@@ -159,6 +160,28 @@ fn a_search_under_a_32_bit_limit_visits_a_node_per_level_among_a_million_ranges(
             }
         }
     }
+}
+
+/// Other threads allocate and free between two pieces.
+#[test]
+fn statistics_hold_the_lock_for_a_few_maps_at_a_time() {
+    let space = IovaSpace::new(40).unwrap();
+    let held: Vec<_> = (0..100_000).map(|_| space.alloc(G, 1, None).unwrap()).collect();
+    for r in held.iter().step_by(2) {
+        space.free(*r).unwrap();
+    }
+    let (mut counter, mut from, mut pieces) = (Counter::default(), 0, 0);
+    loop {
+        let before = visits(&space);
+        let next = space.space.lock().count(from, PIECE, &mut counter);
+        let steps = visits(&space) - before;
+        // The maps, 512 runs in each but the first and the last; and the nodes above them.
+        assert!(steps <= (PIECE as u64 / 512 + 1) + 2 * 12, "{steps} visits from {from} on");
+        let Some(next) = next else { break };
+        (from, pieces) = (next, pieces + 1);
+    }
+    assert!(pieces > 100_000 / PIECE);
+    assert_eq!(space.stats().allocated, 50_000);
 }
 
 #[test]
@@ -432,6 +455,7 @@ Err(e) => prop_assert!(false, "{e}"),
             }
             prop_assert_eq!(space.space.lock().check(), model.runs('f'));
             let extents = space.stats();
+            prop_assert_eq!(space.stats_in_pieces(1 + below(b, 9)), extents);
             prop_assert_eq!((extents.free, extents.allocated), (model.runs('f').len(), model.runs('a').len()));
             prop_assert_eq!(extents.largest_free, model.runs('f').iter().map(|r| r.len()).max().unwrap_or(0) * G);
             let limit = anywhere(a, b).0;

@@ -60,7 +60,7 @@ pub(super) struct Tree {
     pub(super) low: [u64; CLASSES],
     /// The number of nodes and maps visited by searches, which proves that they are not linear.
     #[cfg(test)]
-    pub(super) visits: u64,
+    pub(super) visits: core::cell::Cell<u64>,
 }
 
 impl Tree {
@@ -80,7 +80,7 @@ impl Tree {
             },
             low: [bounds.start >> REGION_SHIFT; CLASSES],
             #[cfg(test)]
-            visits: 0,
+            visits: core::cell::Cell::new(0),
         };
         tree.nodes.reserve(1)?;
         tree.root = tree.nodes.take(Node::new(FIRST_LEVEL, 0, false));
