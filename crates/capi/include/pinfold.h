@@ -8,8 +8,10 @@
  * stale, of another kind or destroyed twice gives -EBADF, and one that another thread is destroying
  * or using exclusively -EBUSY. A call that "allocates" gives -ENOMEM if there is no memory for data
  * whose size depends on the caller's numbers; without memory for small data of fixed size (an
- * object, a message), it ends the process. Every call that is refused may allocate its message, also
- * where its comment does not say so. Generated from the library's source: do not edit.
+ * object, a message), it ends the process. Functions `*_destroy` may allocate, and every call that
+ * is refused its message, also where their comments do not say so; the others allocate nothing. A
+ * software domain (pf_domain_soft) has a model of the hardware in the process, which may allocate in
+ * any flush. Generated from the library's source: do not edit.
  *
  * A struct that may grow begins with `struct_size`: set it to its sizeof, and unused fields to 0.
  * The others do not change while the library has this soname.
@@ -1180,7 +1182,7 @@ extern "C" {
  EACCES (it changes what the library relies on: the message says what); EINVAL (an unknown
  opcode, more data than 4096 bytes, `len`, `struct_size`); ETIMEDOUT (no completion: nothing more
  is accepted); ENODEV (it is gone); E2BIG; EFAULT; EBADF.
- Thread: any; one at a time waits. Since 0.2.
+ Thread: any; one at a time waits. May allocate. Since 0.2.
 
  */
 int pf_nvme_admin(struct pf_nvme_t *nvme, struct pf_nvme_command *command, void *data, size_t len) PF_CHECKED;
@@ -1233,7 +1235,7 @@ int pf_arena_map_into(struct pf_arena_t *arena, struct pf_domain_t *domain, uint
  @index: the place in the table; what is there is replaced, and is not in the table any more.
 
  Return: 0, or -errno, as pf_uring_register(). Nothing has changed then.
- Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.2.
+ Thread: any, unless the ring is one thread's. Linux 5.13. Allocates. Since 0.2.
  */
 int pf_uring_register_arena(struct pf_arena_t *arena, int ring_fd, unsigned int index) PF_CHECKED;
 
@@ -1452,9 +1454,9 @@ int pf_device_destroy(struct pf_device_t *device);
 
  Return: 0, or -errno: ENXIO (the device has no such BAR); ENOTSUP (the kernel does not let all
  of it be mapped: I/O ports); EFAULT; EBADF; errors of the kernel.
- Thread: any. Takes a lock. Ownership: the registers stay mapped until pf_device_destroy(). While
- the device does not decode its memory (bit 1 of the command register), an access is a SIGBUS.
- Since 0.2.
+ Thread: any. Takes a lock. Allocates the first time for each. Ownership: the registers stay
+ mapped until pf_device_destroy(). While the device does not decode its memory (bit 1 of the
+ command register), an access is a SIGBUS. Since 0.2.
 
  */
 int pf_device_bar(struct pf_device_t *device, unsigned int index, struct pf_bar *bar) PF_CHECKED;
@@ -1503,8 +1505,8 @@ int pf_device_config_write(struct pf_device_t *device,
  Return: how many interrupts the device has; or -errno: EINVAL (it has fewer than `n`); EBUSY
  (some are enabled: disable them first); EFAULT; EBADF; errors of the kernel. Nothing has
  changed then.
- Thread: any. Takes a lock. Ownership: the descriptors are the device's: read them, and do not
- close them. Each is two of the process's. Since 0.2.
+ Thread: any. Takes a lock. Allocates the first time. Ownership: the descriptors are the
+ device's: read them, and do not close them. Each is two of the process's. Since 0.2.
 
  */
 int pf_device_irqs(struct pf_device_t *device, unsigned int n, int *fds) PF_CHECKED;
@@ -1798,7 +1800,7 @@ int pf_map_many(struct pf_owner_t *owner,
  deadline: the memory stays in use until it completes, see pf_quarantine(); pf_revoke_many()
  keeps a ticket to wait with); EIO (it never completes: the memory is quarantined, and pf_free()
  of it stays EBUSY); EBADF; EBUSY (another thread is in a call with the owner).
- Thread: the owner's. Since 0.2.
+ Thread: the owner's. May allocate in a software domain. Since 0.2.
  */
 int pf_unmap(struct pf_owner_t *owner, struct pf_map_t map) PF_CHECKED;
 
@@ -1837,7 +1839,7 @@ int pf_revoke_many(struct pf_owner_t *owner,
 
  Return: the length of the whole sentence without its end, or -errno: EINVAL (`struct_size`);
  EBADF.
- Thread: any. Takes locks. Since 0.2.
+ Thread: any. Takes locks. Allocates. Since 0.2.
 
  */
 int pf_quarantine(struct pf_domain_t *domain, struct pf_held *held, char *why, size_t why_len) PF_CHECKED;
@@ -1889,7 +1891,7 @@ int pf_nvme_destroy(struct pf_nvme_t *nvme);
 
  Return: 0, or -errno: ENODEV (no such namespace, or one that is not supported: the message says
  why); EINVAL (`struct_size`); EFAULT; EBADF.
- Thread: any. Since 0.2.
+ Thread: any. Allocates. Since 0.2.
 
  */
 int pf_nvme_info(struct pf_nvme_t *nvme, uint32_t nsid, struct pf_nvme_info *info) PF_CHECKED;
@@ -1930,7 +1932,7 @@ int pf_owner_destroy(struct pf_owner_t *owner);
  complete, so ask again or call pf_wait()); EIO (it never completes: the memory is quarantined,
  see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE (no ticket of this owner); EBADF;
  EBUSY (another thread is in a call with the owner).
- Thread: the owner's. Since 0.2.
+ Thread: the owner's. May allocate in a software domain. Since 0.2.
  */
 int pf_quiesced(struct pf_owner_t *owner, struct pf_ticket_t ticket) PF_CHECKED;
 
@@ -1944,7 +1946,7 @@ int pf_quiesced(struct pf_owner_t *owner, struct pf_ticket_t ticket) PF_CHECKED;
  Return: 0, or -errno: ETIMEDOUT (the memory stays in use: call again); EIO (the flush never
  completes: the memory is quarantined, see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE
  (no ticket of this owner); EBADF; EBUSY (another thread is in a call with the owner).
- Thread: the owner's. Since 0.2.
+ Thread: the owner's. May allocate in a software domain. Since 0.2.
  */
 int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns) PF_CHECKED;
 
@@ -1960,8 +1962,8 @@ int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns) PF
 
  Return: the file descriptor, each time the same, non-blocking; or -errno: EMFILE, ENFILE, EBADF,
  EBUSY (another thread is in a call with the owner).
- Thread: the owner's; the descriptor may be polled by any. Ownership: the owner's, which closes
- it. Since 0.2.
+ Thread: the owner's; the descriptor may be polled by any. Allocates the first time. Ownership:
+ the owner's, which closes it. Since 0.2.
  */
 int pf_quiesce_fd(struct pf_owner_t *owner) PF_CHECKED;
 
@@ -2005,8 +2007,8 @@ int pf_pages_destroy(struct pf_pages_t *pages);
 
  Return: how many slots are full now; or -errno: EINVAL (`n`); EFAULT; EBADF; EBUSY (another
  thread is the pool's consumer in a call).
- Thread: the consumer's. Ownership: the caller's, until pf_pages_recycle() or pf_pages_return().
- Since 0.2.
+ Thread: the consumer's. Allocates when the pool takes more memory. Ownership: the caller's,
+ until pf_pages_recycle() or pf_pages_return(). Since 0.2.
 
  */
 int pf_pages_fill(struct pf_pages_t *pages, struct pf_block_t *slots, unsigned int n) PF_CHECKED;
@@ -2108,7 +2110,7 @@ int64_t pf_pool_add(struct pf_pool_t *pool, void *va, size_t len, uint64_t iova)
  @stats: where they are stored; its `struct_size` is set before.
 
  Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF.
- Thread: any. Since 0.2.
+ Thread: any. Allocates. Since 0.2.
 
  */
 int pf_pool_stats(struct pf_pool_t *pool, struct pf_pool_stats *stats);
@@ -2123,7 +2125,7 @@ int pf_pool_stats(struct pf_pool_t *pool, struct pf_pool_stats *stats);
  @size: bytes of `text`; what does not fit is left out.
 
  Return: the length of all of the report, without the NUL; or -errno: EFAULT; EBADF.
- Thread: any. Since 0.2.
+ Thread: any. Allocates. Since 0.2.
 
  */
 int pf_pool_report(struct pf_pool_t *pool, char *text, size_t size) PF_CHECKED;
@@ -2136,7 +2138,7 @@ int pf_pool_report(struct pf_pool_t *pool, char *text, size_t size) PF_CHECKED;
  @pool: the pool.
 
  Return: how many bytes; or -errno: EBADF.
- Thread: any. Takes time proportional to the blocks. Since 0.2.
+ Thread: any. Takes time proportional to the blocks. May allocate. Since 0.2.
  */
 int64_t pf_pool_shrink(struct pf_pool_t *pool) PF_CHECKED;
 
@@ -2269,7 +2271,8 @@ int pf_queue_destroy(struct pf_queue_t *queue);
  cancel); EOPNOTSUPP (the controller cannot discard); ESTALE (the namespace was formatted or
  detached); EIO (the controller has failed); ENOMEM or ENOSPC (mapping it, or describing it to
  the controller); EBADF; EFAULT; EBUSY (another thread is in a call with it).
- Thread: one at a time. Ownership: the memory is lent until the report. Since 0.2.
+ Thread: one at a time. Allocates for more segments than before, and in a software domain.
+ Ownership: the memory is lent until the report. Since 0.2.
 
  */
 int pf_submit(struct pf_queue_t *queue, const struct pf_request *requests, uint32_t n) PF_CHECKED;
@@ -2285,8 +2288,8 @@ int pf_submit(struct pf_queue_t *queue, const struct pf_request *requests, uint3
  Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY (another thread is in a call with
  it). An error of a request is its own `result`.
  Thread: one at a time. It waits for flushes with PF_PROTECT_STRICT, and for a controller that
- has failed to be disabled; else never. Ownership: the memory of what is reported is the caller's
- again, unless PF_LOST. Since 0.2.
+ has failed to be disabled; else never. May allocate. Ownership: the memory of what is reported
+ is the caller's again, unless PF_LOST. Since 0.2.
 
  */
 int pf_complete(struct pf_queue_t *queue, struct pf_completion *completions, uint32_t max) PF_CHECKED;
@@ -2301,7 +2304,8 @@ int pf_complete(struct pf_queue_t *queue, struct pf_completion *completions, uin
  none is outstanding (where late requests leave no room for another, when one of them has ended:
  then pf_submit() accepts one); or -errno: EBADF; EBUSY (another thread is in a call with it).
  Thread: one at a time. With PF_PROTECT_STRICT it waits for the flushes of what it finds, at most
- 5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. Since 0.2.
+ 5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. May allocate
+ in a software domain. Since 0.2.
  */
 int pf_queue_wait(struct pf_queue_t *queue, uint64_t ns) PF_CHECKED;
 
@@ -2314,7 +2318,8 @@ int pf_queue_wait(struct pf_queue_t *queue, uint64_t ns) PF_CHECKED;
  @queue: a queue with PF_QUEUE_INTERRUPT.
 
  Return: the descriptor; or -errno: ENOTSUP (it has no interrupt); EMFILE, ENFILE; EBADF; EBUSY.
- Thread: one at a time. Ownership: the queue's: do not read, write or close it. Since 0.2.
+ Thread: one at a time. Allocates the first time. Ownership: the queue's: do not read, write or
+ close it. Since 0.2.
  */
 int pf_queue_fd(struct pf_queue_t *queue) PF_CHECKED;
 
@@ -2402,7 +2407,7 @@ int pf_segments(struct pf_reg_t *reg,
  Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
  pages); EINVAL (not inside the memory, 0 bytes, `off`, or a list page that is not as above);
  EFAULT; EBADF. Then nothing is stored, except in list pages.
- Thread: any. Since 0.2.
+ Thread: any. Allocates for `lists`. Since 0.2.
 
  */
 int pf_prp(struct pf_reg_t *reg,
@@ -2451,7 +2456,7 @@ int pf_sgl(struct pf_reg_t *reg,
  (no such place, or more than 1 GiB); ENOMEM (RLIMIT_MEMLOCK: the message says the command);
  EFAULT (the kernel cannot pin it); EEXIST (the ring is another thread's). Nothing has changed
  then.
- Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.2.
+ Thread: any, unless the ring is one thread's. Linux 5.13. Allocates. Since 0.2.
  */
 int pf_uring_register(struct pf_reg_t *reg, int ring_fd, unsigned int index) PF_CHECKED;
 
@@ -2483,7 +2488,7 @@ int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index) P
 
  Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
  EBUSY (a thread is in a call with the page pool or queue, which belongs to one).
- Thread: any. Since 0.2.
+ Thread: any. Allocates. Since 0.2.
 
  */
 int pf_stats(const void *handle, struct pf_counter *counters, unsigned int max);
@@ -2572,7 +2577,7 @@ int pf_requests_begin(struct pf_requests_t *requests,
 
  Return: 0, or -errno: ESTALE (it has ended, is another loop's, or none: nothing has changed);
  EBADF; EBUSY.
- Thread: one at a time. Since 0.2.
+ Thread: one at a time. May allocate in a software domain. Since 0.2.
  */
 int pf_requests_completed(struct pf_requests_t *requests, uint64_t token, uint64_t result) PF_CHECKED;
 
@@ -2588,7 +2593,7 @@ int pf_requests_completed(struct pf_requests_t *requests, uint64_t token, uint64
  the request when it ends); EIO (the flush never completes, and the memory is quarantined);
  ESTALE (it has ended, was said to be lost, is another loop's, or none: nothing has changed);
  EBADF; EBUSY.
- Thread: one at a time. Since 0.2.
+ Thread: one at a time. May allocate in a software domain. Since 0.2.
  */
 int pf_requests_refused(struct pf_requests_t *requests, uint64_t token) PF_CHECKED;
 
@@ -2602,7 +2607,7 @@ int pf_requests_refused(struct pf_requests_t *requests, uint64_t token) PF_CHECK
 
  Return: 0, or -errno: ESTALE (it has ended or is lost, is another loop's, or none: nothing has
  changed); EBADF; EBUSY.
- Thread: one at a time. Since 0.2.
+ Thread: one at a time. May allocate in a software domain. Since 0.2.
  */
 int pf_requests_lost(struct pf_requests_t *requests, uint64_t token) PF_CHECKED;
 
@@ -2613,7 +2618,7 @@ int pf_requests_lost(struct pf_requests_t *requests, uint64_t token) PF_CHECKED;
  @requests: the loop.
 
  Return: 0, or -errno: EBADF; EBUSY.
- Thread: one at a time. Since 0.2.
+ Thread: one at a time. May allocate. Since 0.2.
  */
 int pf_requests_stopped(struct pf_requests_t *requests) PF_CHECKED;
 
@@ -2627,8 +2632,8 @@ int pf_requests_stopped(struct pf_requests_t *requests) PF_CHECKED;
  @max: how many fit; what is left is reported by the next call.
 
  Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY.
- Thread: one at a time. Ownership: the memory of what is reported is the caller's again, unless
- it is PF_END_LATE or PF_END_LOST. Since 0.2.
+ Thread: one at a time. May allocate in a software domain. Ownership: the memory of what is
+ reported is the caller's again, unless it is PF_END_LATE or PF_END_LOST. Since 0.2.
 
  */
 int pf_requests_poll(struct pf_requests_t *requests, struct pf_done *done, unsigned int max) PF_CHECKED;
@@ -2644,7 +2649,7 @@ int pf_requests_poll(struct pf_requests_t *requests, struct pf_done *done, unsig
  @max: how many fit; what is left is reported by the next call.
 
  Return: as pf_requests_poll().
- Thread: one at a time. Since 0.2.
+ Thread: one at a time. May allocate in a software domain. Since 0.2.
 
  */
 int pf_requests_wait(struct pf_requests_t *requests,
@@ -2661,7 +2666,8 @@ int pf_requests_wait(struct pf_requests_t *requests,
  @requests: the loop.
 
  Return: the descriptor; or -errno: EMFILE, ENFILE; EBADF; EBUSY.
- Thread: one at a time. Ownership: the loop's: do not read, write or close it. Since 0.2.
+ Thread: one at a time. Allocates the first time. Ownership: the loop's: do not read, write or
+ close it. Since 0.2.
  */
 int pf_requests_fd(struct pf_requests_t *requests) PF_CHECKED;
 
@@ -2677,7 +2683,8 @@ int pf_requests_fd(struct pf_requests_t *requests) PF_CHECKED;
  may be called before this call has returned.
 
  Return: the former function; NULL if there was none. In a child nothing is set, and it is NULL.
- Thread: any. Ownership: `arg` stays the caller's. Each call keeps 16 bytes for good. Since 0.2.
+ Thread: any. Allocates 16 bytes for each function that is set, which stay for good. Ownership:
+ `arg` stays the caller's. Since 0.2.
 
  */
 pf_trace_fn pf_trace_set(pf_trace_fn function, void *arg, void **former_arg);

@@ -300,7 +300,7 @@ pub unsafe extern "C" fn pf_arena_map_into(
 /// @index: the place in the table; what is there is replaced, and is not in the table any more.
 ///
 /// Return: 0, or -errno, as pf_uring_register(). Nothing has changed then.
-/// Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.2.
+/// Thread: any, unless the ring is one thread's. Linux 5.13. Allocates. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_uring_register_arena(
     arena: *mut pf_arena_t,

@@ -115,9 +115,9 @@ pub extern "C" fn pf_device_destroy(device: *mut pf_device_t) -> c_int {
 ///
 /// Return: 0, or -errno: ENXIO (the device has no such BAR); ENOTSUP (the kernel does not let all
 /// of it be mapped: I/O ports); EFAULT; EBADF; errors of the kernel.
-/// Thread: any. Takes a lock. Ownership: the registers stay mapped until pf_device_destroy(). While
-/// the device does not decode its memory (bit 1 of the command register), an access is a SIGBUS.
-/// Since 0.2.
+/// Thread: any. Takes a lock. Allocates the first time for each. Ownership: the registers stay
+/// mapped until pf_device_destroy(). While the device does not decode its memory (bit 1 of the
+/// command register), an access is a SIGBUS. Since 0.2.
 ///
 /// # Safety
 /// `bar` is null or can be written.
@@ -246,8 +246,8 @@ fn config_part<T>(
 /// Return: how many interrupts the device has; or -errno: EINVAL (it has fewer than `n`); EBUSY
 /// (some are enabled: disable them first); EFAULT; EBADF; errors of the kernel. Nothing has
 /// changed then.
-/// Thread: any. Takes a lock. Ownership: the descriptors are the device's: read them, and do not
-/// close them. Each is two of the process's. Since 0.2.
+/// Thread: any. Takes a lock. Allocates the first time. Ownership: the descriptors are the
+/// device's: read them, and do not close them. Each is two of the process's. Since 0.2.
 ///
 /// # Safety
 /// `fds` is null or can be written for `n` descriptors.

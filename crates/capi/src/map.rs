@@ -258,7 +258,7 @@ unsafe extern "C" fn map_many(
 /// deadline: the memory stays in use until it completes, see pf_quarantine(); pf_revoke_many()
 /// keeps a ticket to wait with); EIO (it never completes: the memory is quarantined, and pf_free()
 /// of it stays EBUSY); EBADF; EBUSY (another thread is in a call with the owner).
-/// Thread: the owner's. Since 0.2.
+/// Thread: the owner's. May allocate in a software domain. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_unmap(owner: *mut pf_owner_t, map: pf_map_t) -> c_int {
@@ -450,7 +450,7 @@ unsafe impl Options for pf_held {
 ///
 /// Return: the length of the whole sentence without its end, or -errno: EINVAL (`struct_size`);
 /// EBADF.
-/// Thread: any. Takes locks. Since 0.2.
+/// Thread: any. Takes locks. Allocates. Since 0.2.
 ///
 /// # Safety
 /// `held` is null or can be written, for as many bytes as its first field says; `why` is null or

@@ -421,7 +421,7 @@ pub extern "C" fn pf_nvme_destroy(nvme: *mut pf_nvme_t) -> c_int {
 ///
 /// Return: 0, or -errno: ENODEV (no such namespace, or one that is not supported: the message says
 /// why); EINVAL (`struct_size`); EFAULT; EBADF.
-/// Thread: any. Since 0.2.
+/// Thread: any. Allocates. Since 0.2.
 ///
 /// # Safety
 /// `info` is null, or as many bytes as its first field says can be written.

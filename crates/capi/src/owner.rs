@@ -460,7 +460,7 @@ pub extern "C" fn pf_owner_destroy(owner: *mut pf_owner_t) -> c_int {
 /// complete, so ask again or call pf_wait()); EIO (it never completes: the memory is quarantined,
 /// see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE (no ticket of this owner); EBADF;
 /// EBUSY (another thread is in a call with the owner).
-/// Thread: the owner's. Since 0.2.
+/// Thread: the owner's. May allocate in a software domain. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_quiesced(owner: *mut pf_owner_t, ticket: pf_ticket_t) -> c_int {
     call(|| {
@@ -482,7 +482,7 @@ pub extern "C" fn pf_quiesced(owner: *mut pf_owner_t, ticket: pf_ticket_t) -> c_
 /// Return: 0, or -errno: ETIMEDOUT (the memory stays in use: call again); EIO (the flush never
 /// completes: the memory is quarantined, see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE
 /// (no ticket of this owner); EBADF; EBUSY (another thread is in a call with the owner).
-/// Thread: the owner's. Since 0.2.
+/// Thread: the owner's. May allocate in a software domain. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_wait(owner: *mut pf_owner_t, ticket: pf_ticket_t, ns: u64) -> c_int {
     call(|| {
@@ -507,8 +507,8 @@ pub extern "C" fn pf_wait(owner: *mut pf_owner_t, ticket: pf_ticket_t, ns: u64) 
 ///
 /// Return: the file descriptor, each time the same, non-blocking; or -errno: EMFILE, ENFILE, EBADF,
 /// EBUSY (another thread is in a call with the owner).
-/// Thread: the owner's; the descriptor may be polled by any. Ownership: the owner's, which closes
-/// it. Since 0.2.
+/// Thread: the owner's; the descriptor may be polled by any. Allocates the first time. Ownership:
+/// the owner's, which closes it. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_quiesce_fd(owner: *mut pf_owner_t) -> c_int {
     call(|| {

@@ -115,8 +115,8 @@ pub extern "C" fn pf_pages_destroy(pages: *mut pf_pages_t) -> c_int {
 ///
 /// Return: how many slots are full now; or -errno: EINVAL (`n`); EFAULT; EBADF; EBUSY (another
 /// thread is the pool's consumer in a call).
-/// Thread: the consumer's. Ownership: the caller's, until pf_pages_recycle() or pf_pages_return().
-/// Since 0.2.
+/// Thread: the consumer's. Allocates when the pool takes more memory. Ownership: the caller's,
+/// until pf_pages_recycle() or pf_pages_return(). Since 0.2.
 ///
 /// # Safety
 /// `slots` is null or `n` blocks that can be read and written.

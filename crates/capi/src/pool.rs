@@ -329,7 +329,7 @@ impl pf_pool_t {
 /// @stats: where they are stored; its `struct_size` is set before.
 ///
 /// Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF.
-/// Thread: any. Since 0.2.
+/// Thread: any. Allocates. Since 0.2.
 ///
 /// # Safety
 /// `stats` is null, or as many bytes can be written as its first field says.
@@ -364,7 +364,7 @@ pub unsafe extern "C" fn pf_pool_stats(pool: *mut pf_pool_t, stats: *mut pf_pool
 /// @size: bytes of `text`; what does not fit is left out.
 ///
 /// Return: the length of all of the report, without the NUL; or -errno: EFAULT; EBADF.
-/// Thread: any. Since 0.2.
+/// Thread: any. Allocates. Since 0.2.
 ///
 /// # Safety
 /// `text` is null or `size` bytes that can be written.
@@ -395,7 +395,7 @@ pub unsafe extern "C" fn pf_pool_report(
 /// @pool: the pool.
 ///
 /// Return: how many bytes; or -errno: EBADF.
-/// Thread: any. Takes time proportional to the blocks. Since 0.2.
+/// Thread: any. Takes time proportional to the blocks. May allocate. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_pool_shrink(pool: *mut pf_pool_t) -> i64 {
     let mut bytes = 0;

@@ -280,7 +280,8 @@ pub extern "C" fn pf_queue_destroy(queue: *mut pf_queue_t) -> c_int {
 /// cancel); EOPNOTSUPP (the controller cannot discard); ESTALE (the namespace was formatted or
 /// detached); EIO (the controller has failed); ENOMEM or ENOSPC (mapping it, or describing it to
 /// the controller); EBADF; EFAULT; EBUSY (another thread is in a call with it).
-/// Thread: one at a time. Ownership: the memory is lent until the report. Since 0.2.
+/// Thread: one at a time. Allocates for more segments than before, and in a software domain.
+/// Ownership: the memory is lent until the report. Since 0.2.
 ///
 /// # Safety
 /// `requests` is null or `n` requests; `iov` of each is null or `iovcnt` entries, and `command` is
@@ -333,8 +334,8 @@ unsafe extern "C" fn submit(
 /// Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY (another thread is in a call with
 /// it). An error of a request is its own `result`.
 /// Thread: one at a time. It waits for flushes with PF_PROTECT_STRICT, and for a controller that
-/// has failed to be disabled; else never. Ownership: the memory of what is reported is the caller's
-/// again, unless PF_LOST. Since 0.2.
+/// has failed to be disabled; else never. May allocate. Ownership: the memory of what is reported
+/// is the caller's again, unless PF_LOST. Since 0.2.
 ///
 /// # Safety
 /// `completions` is null or can be written for `max` reports.
@@ -383,7 +384,8 @@ unsafe extern "C" fn complete(
 /// none is outstanding (where late requests leave no room for another, when one of them has ended:
 /// then pf_submit() accepts one); or -errno: EBADF; EBUSY (another thread is in a call with it).
 /// Thread: one at a time. With PF_PROTECT_STRICT it waits for the flushes of what it finds, at most
-/// 5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. Since 0.2.
+/// 5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. May allocate
+/// in a software domain. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_queue_wait(queue: *mut pf_queue_t, ns: u64) -> c_int {
@@ -407,7 +409,8 @@ extern "C" fn wait(handle: *mut pf_queue_t, ns: u64, caller: Caller) -> c_int {
 /// @queue: a queue with PF_QUEUE_INTERRUPT.
 ///
 /// Return: the descriptor; or -errno: ENOTSUP (it has no interrupt); EMFILE, ENFILE; EBADF; EBUSY.
-/// Thread: one at a time. Ownership: the queue's: do not read, write or close it. Since 0.2.
+/// Thread: one at a time. Allocates the first time. Ownership: the queue's: do not read, write or
+/// close it. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_queue_fd(queue: *mut pf_queue_t) -> c_int {
     call(|| {

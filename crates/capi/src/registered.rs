@@ -267,7 +267,7 @@ unsafe fn read_lists(lists: *const pf_block_t, count: c_uint) -> Result<Vec<pf_b
 /// Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
 /// pages); EINVAL (not inside the memory, 0 bytes, `off`, or a list page that is not as above);
 /// EFAULT; EBADF. Then nothing is stored, except in list pages.
-/// Thread: any. Since 0.2.
+/// Thread: any. Allocates for `lists`. Since 0.2.
 ///
 /// # Safety
 /// `lists` is null or has `n_lists` elements, of memory that can be written; `prp` is null, or two
@@ -350,7 +350,7 @@ pub unsafe extern "C" fn pf_sgl(
 /// (no such place, or more than 1 GiB); ENOMEM (RLIMIT_MEMLOCK: the message says the command);
 /// EFAULT (the kernel cannot pin it); EEXIST (the ring is another thread's). Nothing has changed
 /// then.
-/// Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.2.
+/// Thread: any, unless the ring is one thread's. Linux 5.13. Allocates. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_uring_register(reg: *mut pf_reg_t, ring_fd: c_int, index: c_uint) -> c_int {
     call(|| {

@@ -58,7 +58,7 @@ pub struct pf_counter {
 ///
 /// Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
 /// EBUSY (a thread is in a call with the page pool or queue, which belongs to one).
-/// Thread: any. Since 0.2.
+/// Thread: any. Allocates. Since 0.2.
 ///
 /// # Safety
 /// `counters` is null, or can be written for `max` counters.

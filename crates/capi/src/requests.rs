@@ -246,7 +246,7 @@ unsafe extern "C" fn begin(
 ///
 /// Return: 0, or -errno: ESTALE (it has ended, is another loop's, or none: nothing has changed);
 /// EBADF; EBUSY.
-/// Thread: one at a time. Since 0.2.
+/// Thread: one at a time. May allocate in a software domain. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_requests_completed(
@@ -287,7 +287,7 @@ extern "C" fn completed(
 /// the request when it ends); EIO (the flush never completes, and the memory is quarantined);
 /// ESTALE (it has ended, was said to be lost, is another loop's, or none: nothing has changed);
 /// EBADF; EBUSY.
-/// Thread: one at a time. Since 0.2.
+/// Thread: one at a time. May allocate in a software domain. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_requests_refused(requests: *mut pf_requests_t, token: u64) -> c_int {
@@ -336,7 +336,7 @@ extern "C" fn refused(handle: *mut pf_requests_t, name: u64, caller: Caller) -> 
 ///
 /// Return: 0, or -errno: ESTALE (it has ended or is lost, is another loop's, or none: nothing has
 /// changed); EBADF; EBUSY.
-/// Thread: one at a time. Since 0.2.
+/// Thread: one at a time. May allocate in a software domain. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_requests_lost(requests: *mut pf_requests_t, token: u64) -> c_int {
     call(|| {
@@ -362,7 +362,7 @@ pub extern "C" fn pf_requests_lost(requests: *mut pf_requests_t, token: u64) -> 
 /// @requests: the loop.
 ///
 /// Return: 0, or -errno: EBADF; EBUSY.
-/// Thread: one at a time. Since 0.2.
+/// Thread: one at a time. May allocate. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_requests_stopped(requests: *mut pf_requests_t) -> c_int {
@@ -393,8 +393,8 @@ extern "C" fn stopped(handle: *mut pf_requests_t, caller: Caller) -> c_int {
 /// @max: how many fit; what is left is reported by the next call.
 ///
 /// Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY.
-/// Thread: one at a time. Ownership: the memory of what is reported is the caller's again, unless
-/// it is PF_END_LATE or PF_END_LOST. Since 0.2.
+/// Thread: one at a time. May allocate in a software domain. Ownership: the memory of what is
+/// reported is the caller's again, unless it is PF_END_LATE or PF_END_LOST. Since 0.2.
 ///
 /// # Safety
 /// `done` is null or can be written for `max` reports.
@@ -425,7 +425,7 @@ pub unsafe extern "C" fn pf_requests_poll(
 /// @max: how many fit; what is left is reported by the next call.
 ///
 /// Return: as pf_requests_poll().
-/// Thread: one at a time. Since 0.2.
+/// Thread: one at a time. May allocate in a software domain. Since 0.2.
 ///
 /// # Safety
 /// As for pf_requests_poll().
@@ -458,7 +458,8 @@ pub unsafe extern "C" fn pf_requests_wait(
 /// @requests: the loop.
 ///
 /// Return: the descriptor; or -errno: EMFILE, ENFILE; EBADF; EBUSY.
-/// Thread: one at a time. Ownership: the loop's: do not read, write or close it. Since 0.2.
+/// Thread: one at a time. Allocates the first time. Ownership: the loop's: do not read, write or
+/// close it. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_requests_fd(requests: *mut pf_requests_t) -> c_int {
     call(|| {

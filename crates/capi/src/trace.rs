@@ -127,7 +127,8 @@ impl Tracer {
 /// may be called before this call has returned.
 ///
 /// Return: the former function; NULL if there was none. In a child nothing is set, and it is NULL.
-/// Thread: any. Ownership: `arg` stays the caller's. Each call keeps 16 bytes for good. Since 0.2.
+/// Thread: any. Allocates 16 bytes for each function that is set, which stay for good. Ownership:
+/// `arg` stays the caller's. Since 0.2.
 ///
 /// # Safety
 /// `function` can be called with `arg` from any thread; `former_arg` is null or can be written.

@@ -301,6 +301,7 @@ static void of_many_domains(void) {
 
 int main(void) {
     CHECK(strcmp(pf_strerror_last(), "") == 0);
+    CHECK(pf_version() == PF_VERSION);
     window();
     create();
     alloc_and_free();
