@@ -5,12 +5,18 @@ use crate::addr::Iova;
 use crate::dma_pool::{AllocError, Block, DmaPool, PoolLocal};
 use crate::mem::DmaMemory;
 
-/// A list page: a [`Block`].
+/// A list page: a [`Block`], or memory of one's own.
+///
+/// The controller reads it at `iova`, all of it in one piece, from [`ListPages::take`] until it is
+/// given back, and for good once it is quarantined. A list gives or quarantines each page that it
+/// has taken, once, and drops none.
 pub trait ListPage {
-    /// Its address for the controller.
+    /// Returns its address for the controller, which never changes. Of a PRP list a multiple of the
+    /// controller's page, of an SGL of 8.
     fn iova(&self) -> Iova;
 
-    /// Its memory.
+    /// Returns its memory, the same in each call, aligned to 8. What it contains at first does not
+    /// matter. Of a PRP list at least a controller's page, of an SGL at least 32 bytes.
     fn memory(&self) -> DmaMemory<'_>;
 
     /// Abandons it without freeing it: a controller may still read it.
@@ -32,21 +38,23 @@ impl ListPage for Block {
 }
 
 /// A source of list pages: an owner's [`PoolLocal`] of a [`DmaPool`], or the pool itself, which
-/// takes a lock. For PRP lists the pool's blocks are a controller's page long and aligned to it;
-/// for SGLs they are all of one size, at least 32 bytes, and aligned to 8.
+/// takes a lock; or one's own. Pages may differ in size and need not be adjacent. One that is
+/// shorter than [`ListPage`] says, or aligned less, is refused
+/// ([`LayoutError::ListPage`](super::LayoutError::ListPage)), and given back.
 pub trait ListPages {
     /// A page.
     type Page: ListPage;
     /// The error of [`take`](Self::take).
     type TakeError;
 
-    /// Allocates a page.
+    /// Allocates a page: mapped for the controller to read, and the caller's alone.
     ///
     /// # Errors
-    /// If no page is available.
+    /// If no page is available. The list passes it on as
+    /// [`LayoutError::Take`](super::LayoutError::Take), after it has given back what it had taken.
     fn take(&mut self) -> Result<Self::Page, Self::TakeError>;
 
-    /// Frees a page.
+    /// Frees a page that this source has allocated, and that no controller reads any more.
     fn give(&mut self, page: Self::Page);
 }
 

@@ -165,8 +165,8 @@ impl<P: ListPage, const LISTS: usize> Sgl<P, LISTS> {
         self.held.count()
     }
 
-    /// Releases the list pages. The command must have completed: the controller reads them until
-    /// then.
+    /// Releases the list pages to `pages`, the source that they are of. The command must have
+    /// completed: the controller reads them until then.
     pub fn release<L: ListPages<Page = P>>(self, pages: &mut L) {
         self.held.give(pages);
     }

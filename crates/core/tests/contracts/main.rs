@@ -1,10 +1,11 @@
 //! The open traits of the core, implemented from their documentation alone: a backend that holds the
 //! domain to every sentence of `Backend`'s page, and keeps what was mapped by its first address; the
 //! one of the example `own_backend`, in static memory; a format, a queue and table memory of one's
-//! own under a `TableBackend`; and the sources of pools.
+//! own under a `TableBackend`; and the sources of pools and of list pages.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
+mod lists;
 mod source;
 /// The backend of the example, which is `no_std`.
 #[path = "../../examples/own_backend/unit.rs"]
