@@ -221,8 +221,9 @@ impl Kernel {
         Ok(theirs)
     }
 
-    /// Ends what the program has closed.
-    pub(crate) fn reap(&mut self) {
+    /// Ends the devices that the program has closed. Its last close makes no event: a call that
+    /// would find fault with a device in use looks first.
+    fn reap_devices(&mut self) {
         for (index, access) in self.access.iter_mut().enumerate() {
             let Some(function) = self.shared.functions.get(index) else { continue };
             if *access == Access::Closed || function.is_open() {
@@ -237,6 +238,11 @@ impl Kernel {
             }
             *access = Access::Closed;
         }
+    }
+
+    /// Ends what the program has closed.
+    pub(crate) fn reap(&mut self) {
+        self.reap_devices();
         for opened in self.opened.values_mut() {
             let mut polled = [PollFd::new(&opened.end, PollFlags::empty())];
             let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -329,6 +335,10 @@ impl Kernel {
             return self.device_call(index, request, caller);
         }
         let Some(id) = self.find(inode) else { return Reply::Resume };
+        // A device that the program closed before this call uses nothing any more.
+        if matches!(request, abi::IOMMU_UNMAP_DMA | abi::IOAS_UNMAP) {
+            self.reap_devices();
+        }
         match self.opened.get_mut(&id).map(|opened| &mut opened.object) {
             Some(Object::Container(_)) => self.container_call(id, request, caller),
             Some(Object::Group { .. }) => self.group_call(id, request, caller),

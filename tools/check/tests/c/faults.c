@@ -917,7 +917,7 @@ static void exit_in_flight(void)
 static void close_in_flight(void)
 {
 	four_reads();
-	if (wrong) { munmap((void *)bar, 0x8000); close(device); usleep(100000); }
+	if (wrong) { munmap((void *)bar, 0x8000); close(device); }
 	CHECK(!unmap(FREE, 4));
 	if (wrong) CHECK(!unmap(0, FREE)); else stop();
 }

@@ -408,7 +408,6 @@ static void close_in_flight(void)
 	three_reads();
 	munmap((void *)bar, 0x4000);
 	close(device);
-	usleep(100000);
 	CHECK(!unmap(FREE, 3) && !unmap(0, FREE));
 }
 /* The pin: masked when it is delivered, and its cause is read from the interrupt status. */
