@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests, where a failure may panic")]
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::{Command, Output};
 
 fn bench(args: &[&str]) -> Output {
@@ -10,6 +11,13 @@ fn bench(args: &[&str]) -> Output {
 
 fn text(bytes: &[u8]) -> &str {
     str::from_utf8(bytes).unwrap()
+}
+
+/// Copies a program, or a script, that is run afterwards. By another process: a thread of this one
+/// may start a child while the copy is open for writing, and until that child executes its own
+/// program, which closes the descriptor, the kernel refuses to execute the copy (ETXTBSY).
+fn copy_program(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
 }
 
 /// Returns the records of a short run, each checked for the documented form.
@@ -87,10 +95,15 @@ fn the_program_is_measured_under_each_protection() {
     let folder = tempfile::tempdir().unwrap();
     let stand_in = folder.path().join("pinfold");
     let script = "#!/bin/sh\n[ \"$1\" = io ] && { echo a note; echo '{\"read\":{\"iops\":7}}'; exit; }\ncp \"$2\" \"$3\"\n";
-    std::fs::write(&stand_in, script).unwrap();
-    std::fs::set_permissions(&stand_in, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let become_script = |script: &str| {
+        let text = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(text.path(), script).unwrap();
+        std::fs::set_permissions(text.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        copy_program(text.path(), &stand_in);
+    };
+    become_script(script);
     let program = folder.path().join("pinfold-bench");
-    std::fs::copy(env!("CARGO_BIN_EXE_pinfold-bench"), &program).unwrap();
+    copy_program(Path::new(env!("CARGO_BIN_EXE_pinfold-bench")), &program);
     let ended = Command::new(&program).args(["protect", "--quick", "--json"]).output().unwrap();
     assert!(ended.status.success(), "{}", text(&ended.stderr));
     let records: Vec<serde_json::Value> =
@@ -102,7 +115,7 @@ fn the_program_is_measured_under_each_protection() {
         assert_eq!((record["modelled"] == true, is_copy || record["median"] == 7.0), (true, true));
     }
     // A copy that differs is no figure.
-    std::fs::write(&stand_in, "#!/bin/sh\necho other >\"$3\"\n").unwrap();
+    become_script("#!/bin/sh\necho other >\"$3\"\n");
     let ended = Command::new(&program).args(["protect/copy", "--quick"]).output().unwrap();
     assert_eq!(ended.status.code(), Some(1));
     assert!(text(&ended.stderr).contains("the copy differs"), "{}", text(&ended.stderr));

@@ -1,6 +1,6 @@
 //! `pinfold check`: programs in C with planted faults and their clean twins, QEMU, and this program.
 
-use crate::common::{Ended, Folder, bytes, pinfold};
+use crate::common::{Ended, Folder, bytes, copy_program, pinfold};
 use serde_json::Value;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -632,8 +632,8 @@ fn refused(before: &[&str], call: &str, errno: i32) -> String {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), mode).unwrap();
     let (own, refuse) = (folder.path().join("pinfold"), folder.path().join("refuse"));
-    std::fs::copy(env!("CARGO_BIN_EXE_pinfold"), &own).unwrap();
-    std::fs::copy(program("refuse"), &refuse).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_pinfold"), &own);
+    copy_program(program("refuse"), &refuse);
     let (first, rest) = before.split_first().unwrap();
     let mut command = Command::new(first);
     command.args(rest).arg(&refuse).args([call, &errno.to_string()]).arg(&own);
@@ -1535,10 +1535,10 @@ fn a_user_needs_no_rights() {
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
         .unwrap();
     let copy = folder.path().join("pinfold");
-    std::fs::copy(env!("CARGO_BIN_EXE_pinfold"), &copy).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_pinfold"), &copy);
     let run = |name: &str, words: &[&str]| {
         let own = folder.path().join(name);
-        std::fs::copy(program(name), &own).unwrap();
+        copy_program(program(name), &own);
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy);
         let ended = command.args(["check", "--type1-only", "--"]).arg(&own).args(words).output();

@@ -162,6 +162,13 @@ impl Folder {
     }
 }
 
+/// Copies a program that is run afterwards. By another process: a thread of this one may start a
+/// child while the copy is open for writing, and until that child executes its own program, which
+/// closes the descriptor, the kernel refuses to execute the copy (ETXTBSY).
+pub(crate) fn copy_program(from: impl AsRef<Path>, to: &Path) {
+    assert!(Command::new("cp").arg(from.as_ref()).arg(to).status().unwrap().success());
+}
+
 /// Returns pseudo-random bytes.
 pub(crate) fn bytes(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64 ^ len as u64;

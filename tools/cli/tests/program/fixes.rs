@@ -1,6 +1,6 @@
 //! Every command that the product prints as a fix, and the test that runs it: after it, what was
 //! refused works.
-use crate::common::{Ended, Folder, finish_with, pinfold, skipped, words};
+use crate::common::{Ended, Folder, copy_program, finish_with, pinfold, skipped, words};
 use crate::limits::{finding, is_root, works};
 use crate::wire::{Wire, run};
 use std::collections::BTreeSet;
@@ -370,7 +370,7 @@ fn a_refusal_names_options_that_the_command_has() {
 fn capabilities_of_the_file_suffice() {
     let folder = tempfile::Builder::new().prefix("it's a").tempdir().unwrap();
     let copy = folder.path().join("pin fold");
-    std::fs::copy(PROGRAM, &copy).unwrap();
+    copy_program(PROGRAM, &copy);
     let open = |path: &Path| {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
