@@ -76,7 +76,7 @@ fn check_from(starter: &[&str], test: &str) -> CheckReport {
     let starter = starter.iter().map(Into::into);
     let program = starter.chain([program]).chain(words).collect();
     let mut config = CheckConfig::new(devices, program);
-    config.time_limit = Some(Duration::from_secs(120));
+    config.time_limit = Some(Duration::from_secs(500));
     let report = run(&config).unwrap();
     let lines: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
     assert_eq!(report.ending, Ending::Exit(0), "{lines:#?}");

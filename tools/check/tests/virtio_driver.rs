@@ -107,7 +107,7 @@ fn check(hostile: Option<u64>) -> CheckReport {
     config.hostile = hostile;
     // It gives up a device with fewer or smaller queues than it asks for.
     config.knobs = ["queues=16", "mqes=255", "cache=1"].map(|knob| knob.parse().unwrap()).into();
-    config.time_limit = Some(Duration::from_secs(120));
+    config.time_limit = Some(Duration::from_secs(500));
     let report = run(&config).unwrap();
     let mut at = 0;
     let written = media.read(0, usize::try_from(BYTES / 4).unwrap(), &mut |bytes| {
