@@ -66,23 +66,28 @@ fn each_command_has_a_man_page_of_its_own() {
 
 #[test]
 fn doctor_reports_what_is_supported_and_what_is_missing() {
-    let text = pinfold(&["doctor"]).ok();
-    let report = pinfold(&["doctor", "--json"]).json();
-    let findings = report["findings"].as_array().unwrap();
-    for what in [
-        "kernel", "2 MiB", "1 GiB", "MEMLOCK", "IOMMU", "VFIO", "iommufd", "io_uring", "AF_XDP",
-        "NUMA",
-    ] {
-        let named = |finding: &serde_json::Value| finding["what"].as_str().unwrap().contains(what);
-        assert!(findings.iter().any(named), "{what}");
-        assert!(text.contains(what), "{what}");
-    }
-    for finding in findings {
-        assert!(["good", "limited", "missing"].contains(&finding["state"].as_str().unwrap()));
-        if let Some(fix) = finding["fix"].as_str() {
-            assert!(text.contains(&format!("fix: {fix}")));
+    // A fix has figures of the machine, which may change between the two: other tests reserve
+    // hugepages.
+    let has_the_same_fixes = || {
+        let text = pinfold(&["doctor"]).ok();
+        let report = pinfold(&["doctor", "--json"]).json();
+        let findings = report["findings"].as_array().unwrap();
+        for what in [
+            "kernel", "2 MiB", "1 GiB", "MEMLOCK", "IOMMU", "VFIO", "iommufd", "io_uring",
+            "AF_XDP", "NUMA",
+        ] {
+            let named =
+                |finding: &serde_json::Value| finding["what"].as_str().unwrap().contains(what);
+            assert!(findings.iter().any(named), "{what}");
+            assert!(text.contains(what), "{what}");
         }
-    }
+        for finding in findings {
+            assert!(["good", "limited", "missing"].contains(&finding["state"].as_str().unwrap()));
+        }
+        let mut fixes = findings.iter().filter_map(|finding| finding["fix"].as_str());
+        fixes.all(|fix| text.contains(&format!("fix: {fix}")))
+    };
+    assert!((0..20).any(|_| has_the_same_fixes()), "the text has other fixes");
 }
 
 #[test]
@@ -377,7 +382,8 @@ fn a_thread_that_cannot_be_started_is_reported() {
     // A user of its own, whose threads are counted alone; root has no limit.
     let limited_user = |threads: u32, line: &str| {
         let mut command = Command::new("setpriv");
-        command.args(["--reuid=61234", "--clear-groups", "prlimit", &format!("--nproc={threads}")]);
+        let user = format!("--reuid={}", 0x7300_0000 + std::process::id());
+        command.args([&user, "--clear-groups", "prlimit", &format!("--nproc={threads}")]);
         command.arg(env!("CARGO_BIN_EXE_pinfold")).args(words(line));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         finish_with(command)
