@@ -67,8 +67,9 @@ pub(crate) fn wait_until_received(child: &Child, sent: u64) {
 /// Returns how often each thread of a queue has waited.
 fn waits(child: &Child) -> Vec<u64> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+    // Another thread may end meanwhile: the kernel's workers for files do.
     let statuses =
-        tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
+        tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
     let queues = statuses.filter(|status| status.starts_with("Name:\treceive\n"));
     let count = |status: String| {
         let mut lines = status.lines();

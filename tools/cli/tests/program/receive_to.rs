@@ -56,16 +56,18 @@ pub(crate) fn check_slots(stored: &[u8]) -> usize {
 /// cause, is what was sent.
 fn store(wire: &Wire, to: &str, more: &[&str]) -> serde_json::Value {
     const SENT: u64 = 4000;
-    let (before, arrived) = (wire.driver_drops(), arrived());
+    let (before, before_all) = (wire.driver_drops(), arrived());
     let child = receiving(&[&["--to", to, "--json"], more].concat());
-    let sender = wire.sender();
+    let (sender, end) = (wire.sender(), Instant::now() + Duration::from_secs(60));
     for number in 0..SENT {
         sender.send(&datagram(number)).unwrap();
-        if number % 64 == 0 {
+        // The driver's queue is short, and another thread of the kernel may have to empty it.
+        while number % 64 == 63 && before_all + number >= arrived() {
+            assert!(Instant::now() < end, "{number} packets do not arrive");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    wait_until_received(&child, arrived + SENT);
+    wait_until_received(&child, before_all + SENT);
     let report = interrupted(child);
     let count = |value: &serde_json::Value| value.as_u64().unwrap();
     let driver = wire.driver_drops() - before;
@@ -75,7 +77,8 @@ fn store(wire: &Wire, to: &str, more: &[&str]) -> serde_json::Value {
         count(&report["packets"]),
         "{report}"
     );
-    assert!(count(&report["packets"]) > SENT / 2, "{report}");
+    // What a ring holds has room, also where the program gets no processor meanwhile.
+    assert!(count(&report["packets"]) >= count(&report["ring"]), "{report}");
     // Every page has come back to a ring or the pool.
     assert_eq!(report["pages"]["holders"].get("store"), None, "{report}");
     assert_eq!(&report["to"], to, "{report}");

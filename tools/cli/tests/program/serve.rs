@@ -244,7 +244,8 @@ fn a_thousand_clients_are_served_and_one_more_is_refused() {
         if again.read_exact(&mut [0; 18]).is_ok() {
             break;
         }
-        assert!(began.elapsed() < Duration::from_secs(30));
+        assert!(began.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(5));
     }
     let report = server.stop();
     assert!(
@@ -312,9 +313,11 @@ fn a_file_that_shrinks_fails_reads_without_data() {
 }
 
 /// One processor, one thread, and pages that are not in the cache: what completes while the server
-/// sleeps has to wake it. Its sleep of 100 ms is for signals.
+/// sleeps has to wake it. Its sleep of 100 ms is for signals: without a wake-up each read takes as
+/// long.
 #[test]
 fn a_server_with_one_processor_is_woken_by_each_completion() {
+    const SLEEP: Duration = Duration::from_millis(100);
     let mut one = CpuSet::new();
     one.set(
         (0..CpuSet::MAX_CPU).find(|cpu| sched_getaffinity(None).unwrap().is_set(*cpu)).unwrap(),
@@ -328,13 +331,16 @@ fn a_server_with_one_processor_is_woken_by_each_completion() {
     for options in ["--threads 1", "--threads 1 --cached", "--buffers 2M --cached"] {
         let server = Server::start(&folder, &path, options);
         let mut client = server.client();
-        let start = Instant::now();
-        for at in 0..100 {
+        // Others that use the processor make reads longer, but not all of them for a minute.
+        let (mut reads, mut woken, until) = (0, 0, Instant::now() + Duration::from_secs(60));
+        while woken < 100 {
             fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-            assert_eq!(client.read(at * 40_960, 4096), Ok(vec![0x5a; 4096]));
+            let start = Instant::now();
+            assert_eq!(client.read(reads % 100 * 40_960, 4096), Ok(vec![0x5a; 4096]));
+            woken += u32::from(start.elapsed() < SLEEP);
+            reads += 1;
+            assert!(Instant::now() < until, "{options}: {woken} of {reads} reads were woken");
         }
-        let elapsed = start.elapsed();
-        assert!(elapsed < Duration::from_secs(5), "{options}: {elapsed:?} for 100 reads");
         server.stop();
     }
 }

@@ -342,8 +342,8 @@ fn localhost_is_served_at_all_of_its_addresses() {
     drop(server);
     // In use at either address.
     for taken in ["127.0.0.1:0", "[::1]:0"] {
-        let taken = std::net::TcpListener::bind(taken).unwrap().local_addr().unwrap();
-        let _taken = std::net::TcpListener::bind(taken).unwrap();
+        let listener = std::net::TcpListener::bind(taken).unwrap();
+        let taken = listener.local_addr().unwrap();
         let ended: Ended = finish(start(&format!("localhost:{}", taken.port())));
         ended.failed(1, &[&taken.to_string(), "already"]);
     }

@@ -23,6 +23,25 @@ fn send(client: &mut Client, command: Nbd, flags: CommandFlags, byte: u8) {
     client.0.write_all(&bytes).unwrap();
 }
 
+/// Waits until the server has received all that was sent to it, and some time longer: for it to pass
+/// the request to the controller.
+fn wait_until_received(client: &Client, longer: Duration) {
+    // SIOCOUTQ (unix(7)): the bytes that the other end has not received.
+    const LEFT: rustix::ioctl::Opcode = 0x5411;
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        // SAFETY: the request stores an `int`.
+        let get = unsafe { rustix::ioctl::Getter::<LEFT, i32>::new() };
+        // SAFETY: it does nothing else to memory.
+        if unsafe { rustix::ioctl::ioctl(&client.0, get) }.unwrap() == 0 {
+            break;
+        }
+        assert!(Instant::now() < until, "the server does not receive");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(longer);
+}
+
 /// Asserts that the blocks hold `byte`, now and when no retry is left.
 fn assert_holds(server: &Server, byte: u8, case: &str) {
     let until = Instant::now() + Duration::from_millis(1300);
@@ -58,8 +77,7 @@ fn a_client_that_has_left_changes_nothing_that_was_answered_later() {
         let mut first = server.client();
         let mut second = server.client();
         send(&mut first, command, flags, 0xaa);
-        // It has been received, and waits for its retry.
-        std::thread::sleep(Duration::from_millis(100));
+        wait_until_received(&first, Duration::from_millis(100));
         drop(first);
         std::thread::sleep(Duration::from_millis(delay_ms));
         send(&mut second, Nbd::WRITE, CommandFlags::FUA, 0xbb);
@@ -77,7 +95,7 @@ fn requests_of_clients_that_stay_are_answered_in_their_order() {
         let server = Server::start(&folder, TARGET, &format!("--threads {threads}"));
         let (mut first, mut second) = (server.client(), server.client());
         send(&mut first, Nbd::WRITE, CommandFlags::empty(), 0xaa);
-        std::thread::sleep(Duration::from_millis(300));
+        wait_until_received(&first, Duration::from_millis(300));
         send(&mut second, Nbd::WRITE, CommandFlags::FUA, 0xbb);
         assert_eq!(second.reply(), (0xbb, None));
         assert_eq!(first.reply(), (0xaa, None));
@@ -106,7 +124,7 @@ fn what_a_client_has_left_waiting_is_given_up() {
         let server = Server::start(&folder, TARGET, "--threads 1");
         let mut first = server.client();
         send(&mut first, Nbd::WRITE, CommandFlags::empty(), 0xaa);
-        std::thread::sleep(Duration::from_millis(100));
+        wait_until_received(&first, Duration::from_millis(100));
         if stays {
             first.0.shutdown(std::net::Shutdown::Write).unwrap();
             assert_eq!(first.reply(), (0xaa, None));
@@ -134,8 +152,7 @@ fn a_write_to_a_device_behind_vfio_is_not_reversed() {
         let server = Server::started(start(&line), folder.arg("socket"));
         let (mut first, mut second) = (server.client(), server.client());
         send(&mut first, Nbd::WRITE, CommandFlags::empty(), 0xaa);
-        // It has been received, and waits for its retry.
-        std::thread::sleep(Duration::from_millis(300));
+        wait_until_received(&first, Duration::from_millis(300));
         let first = if leaves {
             drop(first);
             None

@@ -83,7 +83,7 @@ fn each_completion_wakes_a_loop_that_sleeps_for_long() {
                 assert_eq!(answer(&mut asks), (at, 512));
             }
         });
-        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(59), "{:?}", start.elapsed());
     }
 }
 
