@@ -145,12 +145,14 @@ fn a_driver_dropped_with_a_request_in_flight_reaches_nothing_free() {
     let irq = &mut rig.irq();
     let mut disk = rig.start().unwrap();
     rig.ground.transfer(&mut disk, irq, &[4096]);
-    let delay = Fault::Delay(Duration::from_millis(200));
-    rig.model.faults().inject(Trigger::Matches(Box::new(|_| true)), delay);
+    // Not complete before the queue is gone, and fetched.
+    let delay = Fault::Delay(Duration::from_secs(3));
+    let (fetched, is_fetched) = std::sync::mpsc::channel();
+    let seen = move |_: &_| fetched.send(()).is_ok();
+    rig.model.faults().inject(Trigger::Matches(Box::new(seen)), delay);
     disk.submit(RequestOp::Read, 0, &[0; 16384]).unwrap();
     let faults = rig.ground.faults();
-    // Fetched before the queue is gone.
-    std::thread::sleep(Duration::from_millis(50));
+    is_fetched.recv_timeout(Duration::from_secs(60)).unwrap();
     drop(disk);
     // The driver keeps the buffer of the request, and nothing else: it is quarantined there.
     assert_eq!(rig.ground.platform.stats().live_bytes, 16384);

