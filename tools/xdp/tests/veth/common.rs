@@ -88,11 +88,21 @@ impl Wire {
     /// the far end's driver counts are the packets that the socket refused, which counts them
     /// itself.)
     pub(crate) fn driver_drops(&self) -> u64 {
-        let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-        let line = table.lines().find_map(|line| line.trim().strip_prefix("v0:")).unwrap();
-        // "drop" of the transmitted packets.
-        line.split_whitespace().nth(11).unwrap().parse().unwrap()
+        transmitted(11)
     }
+
+    /// Returns how many packets of the near end have reached the far end's driver, or were dropped
+    /// because its queue was full: one that waits in this queue is in neither.
+    pub(crate) fn arrived(&self) -> u64 {
+        transmitted(9) + transmitted(11)
+    }
+}
+
+/// Returns a figure of the near end: 9 are the transmitted packets, 11 the "drop" of them.
+fn transmitted(field: usize) -> u64 {
+    let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let line = table.lines().find_map(|line| line.trim().strip_prefix("v0:")).unwrap();
+    line.split_whitespace().nth(field).unwrap().parse().unwrap()
 }
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
