@@ -1,10 +1,9 @@
 //! The suite `protect`: the cost of protection on the main path, with each `--protect` in turn:
 //! `pinfold io` on a model controller, and the copy of `make run`.
 //!
-//! A flush and its wait are modelled at 1 us. With `batch` and `revoke` one job has additional buffers
-//! at depths of 1, 16 and 64, as many as its depth, for those that wait for their flush; the
-//! controller has as many requests as the depth at most with each. A copy is timed from the start of
-//! the program to its end.
+//! A flush and its wait are modelled at 1 us. With `batch` and `revoke` one job has as many buffers
+//! more as its depth, for those that wait for their flush; the controller has as many requests as
+//! the depth at most with each. A copy is timed from the start of the program to its end.
 
 use super::Entry;
 use super::program::{self, Data};

@@ -273,22 +273,15 @@ fn notes_of(spec: &TargetSpec, part: Part, block: usize) -> Vec<String> {
 /// any controller reads meanwhile.
 const SPARE_BYTES: usize = 1 << 20;
 
-/// The depth from which on a job has as many more as its depth. At a depth of 1 it has one: while
-/// that is at the controller, the flush of the other completes. In between the controller has others
-/// meanwhile, and one more makes each flush one of fewer requests.
-const SPARE_DEPTH: usize = 16;
-
 /// Returns how many buffers of a job take the place of those that are held until their flush has
-/// completed. Without them the controller would have fewer requests meanwhile.
+/// completed: as many as its depth, since all requests may complete together. Without them the
+/// controller would have fewer requests meanwhile.
 fn spare(protect: Protect, jobs: usize, depth: usize, block: usize) -> usize {
     // With more jobs than processors, others run while one waits.
     let runs_alone =
         std::thread::available_parallelism().is_ok_and(|processors| jobs < processors.get());
     match protect {
-        Protect::Revoke | Protect::Batch if runs_alone => {
-            let most = SPARE_BYTES / block.max(1);
-            if depth == 1 || depth >= SPARE_DEPTH { depth.min(most) } else { 0 }
-        }
+        Protect::Revoke | Protect::Batch if runs_alone => depth.min(SPARE_BYTES / block.max(1)),
         // Nothing is held, or nothing is done until it has returned.
         Protect::Revoke | Protect::Batch | Protect::Static | Protect::Strict => 0,
     }
