@@ -123,7 +123,8 @@ fn walk_prps(pages: &Pages, prps: &Prps<Page>) -> Vec<u64> {
     while rest > 0 {
         let here = rest.min(512);
         let chains = rest > 512;
-        let entries = (0..here - u64::from(chains)).map(|at| pages.word(list, at as usize));
+        let entries =
+            (0..here - u64::from(chains)).map(|at| pages.word(list, usize::try_from(at).unwrap()));
         found.extend(entries);
         rest = prps.entries() - found.len() as u64;
         if chains {
