@@ -319,17 +319,21 @@ fn walked(pages: usize) -> TableBackend<VtdSecondStage, walker::Walker> {
 /// Hardware obeys the table, so memory that it maps stays registered until it is unmapped.
 #[test]
 fn memory_that_is_mapped_is_not_unregistered() {
-    let backend = paged(8, Scattered::default());
+    let backend = paged(8, Scattered { forgets: true, ..Scattered::default() });
+    let submitted = || backend.queue().submitted.load(Ordering::SeqCst);
     let (memory, behind) = (nowhere(3), nowhere(4).part(3 << 12, 4096).unwrap());
     // SAFETY: nothing touches it.
     unsafe { backend.register_memory(nowhere(4)).unwrap() };
     backend.map(at(7, 1), memory.part(2 << 12, 4096).unwrap(), RW, None).unwrap();
     assert_eq!(backend.unregister_memory(memory), Err(BackendError::NotRevoked));
+    assert_eq!(submitted(), 0, "the table says so");
     assert_eq!(backend.unregister_memory(memory.part(0, 2 << 12).unwrap()), Ok(()), "before it");
     assert_eq!(backend.unregister_memory(behind), Ok(()));
     let ticket = revoke(&backend, at(7, 1));
     wait(&backend, ticket).unwrap();
+    let before = submitted();
     assert_eq!(backend.unregister_memory(memory), Ok(()));
+    assert_eq!(submitted(), before + 1, "another thread may have cleared some of it");
     backend.queue().missing.lock().unwrap().insert(memory.addr());
     let unknown = BackendError::NotRegistered { addr: memory.addr(), len: memory.len() };
     assert_eq!(backend.unregister_memory(memory), Err(unknown));
