@@ -85,6 +85,7 @@ impl Function {
         let memory = Arc::new(SharedMemory::new("vfio-device", bytes, registers)?);
         let irqs = Arc::new(Irqs::new(memory.clone(), layout.table, findings.clone()));
         let watch = Arc::new(Watch::new(bdf.to_string(), findings.clone(), scatter));
+        watch.set_device(memory.clone());
         let port = Port { memory, irqs, watch };
         let endpoint = start(&port)?;
         let config = Mutex::new(Config::new(&layout));
@@ -121,10 +122,7 @@ impl Function {
 
     /// Returns whether the program still has a descriptor of the device, or a map of it.
     pub(crate) fn is_open(&self) -> bool {
-        use rustix::fs::{FlockOperation, flock};
-        let Ok(probe) = self.memory.open(OFlags::RDWR) else { return true };
-        // The lock ends with the probe.
-        flock(&probe, FlockOperation::NonBlockingLockExclusive).is_err()
+        self.memory.is_open()
     }
 
     /// Returns the file of the device's descriptors.

@@ -4,6 +4,7 @@
 use crate::findings::{self, Findings, Kind, Likely, counted};
 use crate::process::Site;
 use crate::space::{Entry, Fault, Past, Space, Span, Target};
+use crate::sys::window::SharedMemory;
 use pinfold_core::addr::Iova;
 use pinfold_nvme_model::{Bus, BusAccess, BusFault};
 use pinfold_soft::Random;
@@ -12,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 /// A request of the driver, as reports describe it.
 pub(crate) trait Request: fmt::Display + fmt::Debug + Send + Sync {}
@@ -185,6 +186,8 @@ pub(crate) struct Watch {
     findings: Arc<Findings>,
     /// Writes in pieces, in an order that follows from a seed.
     scatter: Option<Mutex<Random>>,
+    /// The memory whose descriptors are the program's of the device.
+    device: OnceLock<Arc<SharedMemory>>,
 }
 
 /// Whether memory has another hash now. What can no longer be read, as it was unmapped or its process
@@ -202,7 +205,13 @@ impl Watch {
             state: Mutex::default(),
             findings,
             scatter: scatter.map(Mutex::new),
+            device: OnceLock::new(),
         }
+    }
+
+    /// Sets the memory whose descriptors are the program's of the device, once.
+    pub(crate) fn set_device(&self, memory: Arc<SharedMemory>) {
+        self.device.get_or_init(|| memory);
     }
 
     // Each change leaves the state consistent.
@@ -580,8 +589,9 @@ impl Watch {
                     "the device {verb} {at:#x}, mapped to memory that process {} has unmapped",
                     entry.memory.pid
                 );
-                // A process that has ended uses no memory, and its device is being closed.
-                if entry.memory.is_alive() {
+                // A process that has ended uses no memory, and its device is being closed; so is one
+                // of which the program has closed the last descriptor, and may free what it used.
+                if entry.memory.is_alive() && self.device.get().is_none_or(|it| it.is_open()) {
                     self.add(&findings::MEMORY_GONE, text, || self.with_map(*at, entry));
                 } else {
                     self.state().orphaned(access);

@@ -1,7 +1,7 @@
 //! The registers of a device, in memory that the program maps.
 
 use pinfold_nvme_model::RegisterWindow;
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags, flock};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -45,6 +45,13 @@ impl SharedMemory {
     pub(crate) fn open(&self, flags: OFlags) -> io::Result<OwnedFd> {
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    /// Returns whether a program has a locked file description of the memory, or a map of one.
+    pub(crate) fn is_open(&self) -> bool {
+        let Ok(probe) = self.open(OFlags::RDWR) else { return true };
+        // The lock ends with the probe.
+        flock(&probe, FlockOperation::NonBlockingLockExclusive).is_err()
     }
 
     fn word(&self, at: u32) -> Option<&AtomicU32> {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::process::{Memory, Site};
+use rustix::fs::{FlockOperation, OFlags, flock};
 
 const AT: u64 = 0x1000;
 
@@ -153,6 +154,13 @@ impl Rig {
     }
 }
 
+impl Drop for Rig {
+    fn drop(&mut self) {
+        // It has the output of the tests open.
+        self.end();
+    }
+}
+
 #[test]
 fn a_completion_that_nobody_receives_is_in_flight() {
     let mut rig = Rig::new();
@@ -189,6 +197,25 @@ fn a_queue_of_a_process_that_has_ended_stops_the_device() {
     rig.watch.after_reset(true);
     rig.watch.disabled(3);
     assert_eq!(rig.found(), ["test: the device was closed without a shutdown"]);
+}
+
+/// The program has closed the device and frees memory that is still mapped; check has yet to see
+/// the close.
+#[test]
+fn a_closed_device_finds_no_memory_gone() {
+    for closed in [false, true] {
+        let rig = Rig::new();
+        let memory = Arc::new(SharedMemory::new("test", 4096, 4096).unwrap());
+        let open = memory.open(OFlags::RDWR).unwrap();
+        flock(&open, FlockOperation::NonBlockingLockShared).unwrap();
+        rig.watch.set_device(memory);
+        if closed {
+            drop(open);
+        }
+        rig.fetched(1);
+        rig.executes(1, THEIRS, OURS);
+        assert_eq!(rig.found().len(), usize::from(!closed));
+    }
 }
 
 #[test]
