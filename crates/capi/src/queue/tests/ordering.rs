@@ -120,6 +120,11 @@ fn what_overlaps_a_write_that_is_sent_again_ends_after_it() {
                 order.extend(ended(second));
                 order.extend(ended(program.queue));
             }
+            // A request without memory waits for no flush, and the end of one of another queue is
+            // seen by another call: each may be returned before a write whose flush is in flight.
+            if protect == PF_PROTECT_BATCH && (is_other || !kind.has_memory()) {
+                order.sort_unstable();
+            }
             assert_eq!(order, [0, 1], "{case}");
             assert_eq!(QUEUES.get_mut(program.queue).unwrap().queue.stats().retries, 1, "{case}");
 
