@@ -12,7 +12,7 @@
 //!
 //! struct Driver {
 //!     domain: Domain,
-//!     local: DomainLocal, // this thread's handle: no lock on its path
+//!     local: DomainLocal, // this thread's handle, with addresses of its own
 //!     arena: Arena,
 //!     receiving: Mapping<Buffer, FromDevice>,
 //! }
