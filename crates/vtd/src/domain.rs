@@ -223,7 +223,7 @@ impl<R: Registers, W: WriteBack, T: Send + Sync> InvalidationQueue for DomainQue
     }
 
     fn caches(&self) -> bool {
-        self.queue.is_open()
+        self.queue.caches()
     }
 
     fn limit(&self) -> WaitLimit {

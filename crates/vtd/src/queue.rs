@@ -56,6 +56,9 @@ pub(crate) struct Queue<R, W> {
     /// ring locked. It names an abort to requesters that may look at any later time, so it must not
     /// wrap.
     aborts: AtomicU64,
+    /// Whether the unit may use what it has cached: from before translation is enabled until it has
+    /// been seen to have ended.
+    caches: AtomicBool,
     /// Whether it no longer carries out anything.
     failed: AtomicBool,
     /// Errors of devices' answers ("Invalidation Completion Error").
@@ -137,6 +140,7 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
             registers,
             ring: Mutex::new(Ring { page, tail: 0, head: 0, open: false }),
             aborts: AtomicU64::new(0),
+            caches: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             wrong_answers: AtomicU32::new(0),
             unseen,
@@ -157,6 +161,15 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
     /// a poll when it accepts again.
     pub(crate) fn set_open(&self, open: bool) {
         self.ring.lock().open = open;
+    }
+
+    /// Notes that translation is about to be enabled, or has ended.
+    pub(crate) fn set_caches(&self, caches: bool) {
+        self.caches.store(caches, Ordering::SeqCst);
+    }
+
+    pub(crate) fn caches(&self) -> bool {
+        self.caches.load(Ordering::SeqCst)
     }
 
     pub(crate) fn is_open(&self) -> bool {

@@ -332,6 +332,8 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         self.queue.set_open(true);
         self.flush(&[descriptor::all_contexts()], "all context entries")?;
         self.flush(&[descriptor::all_translations()], "all translations")?;
+        // From here on the unit may cache what a domain clears.
+        self.queue.set_caches(true);
         command(self.registers(), Global::TRANSLATION, true, "to enable translation")?;
         if self.capabilities.has_protected_regions() {
             let value = self.registers().read32(PMEN);
@@ -370,6 +372,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     /// Disables translation, and then waits for the queue, if that is enabled.
     fn end_translation(&self, queue: bool) -> Result<(), UnitError> {
         command(self.registers(), Global::TRANSLATION, false, DISABLE)?;
+        self.queue.set_caches(false);
         if queue && self.flush(&[], "the queue").is_err() {
             let status = self.registers().read32(GSTS);
             return Err(UnitError::Command { what: EMPTY_QUEUE, status });
@@ -652,7 +655,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     }
 
     /// Returns the refused accesses of devices that are attached to no domain, or to one whose
-    /// [`Attachments`] were dropped, as [`take_faults`](Self::take_faults) does those of a domain.
+    /// [`Attachments`] had been dropped when their records were read, as [`take_faults`](Self::take_faults) does those of a domain.
     pub fn take_stray_faults(&self) -> (Vec<Fault>, bool) {
         let _one = self.commands.lock();
         self.read_faults();

@@ -93,7 +93,8 @@ impl Domain {
     ///
     /// # Safety
     /// The caller keeps the memory valid until [`unregister_memory`](Self::unregister_memory) has
-    /// succeeded: for good where it has not.
+    /// succeeded: for good where it has not. No thread maps it while another unregisters it; and
+    /// where the unit's walk does not snoop, what was revoked of it has been waited for before.
     pub unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         check_pages(memory)?;
         // SAFETY: the caller's promise is the one that `register_memory` requires.
@@ -104,9 +105,9 @@ impl Domain {
     /// was mapped. It may have all that the devices have cached flushed, and wait for that, which
     /// includes what another thread is revoking.
     ///
-    /// No other thread may map the memory meanwhile. If it is revoked by another thread, and the unit's
-    /// walk does not snoop, wait for the revocation first: until the thread has written the cleared
-    /// entry back, the unit may read the old one again after the flush.
+    /// No other thread may map the memory meanwhile. If it is revoked by another thread, and the
+    /// unit's walk does not snoop, wait for the revocation first: until the thread has written the
+    /// cleared entry back, the unit may read the old one again after the flush.
     ///
     /// # Errors
     /// [`BackendError::NotRegistered`] if no memory was registered with this address and length:

@@ -144,6 +144,10 @@ impl<Q: InvalidationQueue> InvalidationQueue for FanOut<Q> {
         self.least(Q::accepts)
     }
 
+    fn caches(&self) -> bool {
+        self.any(Q::caches)
+    }
+
     fn completed(&self) -> Ticket {
         self.least(Q::completed)
     }

@@ -16,6 +16,7 @@ struct Hand {
     batches: std::sync::Mutex<Vec<(Ticket, Vec<Descriptor>)>>,
     accepts: AtomicUsize,
     device_tlbs: bool,
+    disabled: bool,
     aborted: AtomicBool,
     completed: core::sync::atomic::AtomicU64,
     full: AtomicBool,
@@ -33,6 +34,7 @@ impl Default for Hand {
             batches: std::sync::Mutex::default(),
             accepts: usize::MAX.into(),
             device_tlbs: false,
+            disabled: false,
             aborted: false.into(),
             completed: 0.into(),
             full: false.into(),
@@ -45,6 +47,9 @@ impl Default for Hand {
 }
 
 impl InvalidationQueue for Hand {
+    fn caches(&self) -> bool {
+        !self.disabled
+    }
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         if self.aborted.load(Ordering::SeqCst) || self.full.load(Ordering::SeqCst) {
             return Err(QueueError::Full);

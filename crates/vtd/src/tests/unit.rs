@@ -407,7 +407,7 @@ fn memory_is_unregistered_after_a_flush_of_what_others_have_cleared() {
 /// A unit that is disabled has nothing cached that the next `enable` does not flush.
 #[test]
 fn memory_is_unregistered_at_once_while_the_unit_is_disabled() {
-    let (_, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
     let (domain, attachments) = domain(&unit);
     unit.attach(DEVICE, &attachments, None).unwrap();
     let payload = Payload::new(1);
@@ -415,8 +415,15 @@ fn memory_is_unregistered_at_once_while_the_unit_is_disabled() {
     let memory = || unsafe { DmaMemory::from_raw(payload.0, payload.1) };
     // SAFETY: valid until it is unregistered.
     unsafe { domain.register_memory(memory()) }.unwrap();
+    let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
+    double.state().deaf = true;
     // SAFETY: no device is active.
+    unsafe { unit.disable() }.unwrap_err();
+    assert!(queue.caches(), "it goes on translating");
+    double.state().deaf = false;
+    // SAFETY: as before.
     unsafe { unit.disable() }.unwrap();
+    assert!(!queue.caches());
     domain.unregister_memory(memory()).unwrap();
 }
 

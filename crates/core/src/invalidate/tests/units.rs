@@ -49,6 +49,14 @@ fn what_one_unit_refused_is_submitted_again() {
     assert!(inv.is_completed(ticket));
 }
 
+#[test]
+fn units_cache_while_one_of_them_does() {
+    for (one, other) in [(false, false), (false, true), (true, false), (true, true)] {
+        let hand = |disabled| Hand { disabled, ..Hand::default() };
+        assert_eq!(two(hand(one), hand(other)).queue().caches(), !(one && other));
+    }
+}
+
 /// Only the unit that aborted begins again, with a flush of the domain.
 #[test]
 fn an_abort_of_one_unit_is_recovered_there() {
