@@ -115,9 +115,7 @@ impl Function {
     /// Returns a descriptor of the device, with a file description of its own, locked as long as
     /// any copy of it, or a map, exists. Of the caller's `flags` it has the mode and `O_NONBLOCK`.
     pub(crate) fn open(&self, flags: OFlags) -> io::Result<OwnedFd> {
-        let fd = self.memory.open(flags & (OFlags::ACCMODE | OFlags::NONBLOCK))?;
-        rustix::fs::flock(&fd, rustix::fs::FlockOperation::NonBlockingLockShared)?;
-        Ok(fd)
+        self.memory.open_for_program(flags & (OFlags::ACCMODE | OFlags::NONBLOCK))
     }
 
     /// Returns whether the program still has a descriptor of the device, or a map of it.

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Memory of a file that other processes map and write at any time.
 #[derive(Debug)]
@@ -16,6 +17,9 @@ pub(crate) struct SharedMemory {
     /// The part that has registers and doorbells.
     registers: u32,
     file: OwnedFd,
+    /// Held while the memory is locked for a moment, to see whether it is open: others would take
+    /// that for a program's lock, and a program's could be refused.
+    probing: Mutex<()>,
 }
 
 // SAFETY: the range is accessed by atomic operations only, and stays mapped while the value lives.
@@ -38,7 +42,7 @@ impl SharedMemory {
         let base =
             unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, prot, MapFlags::SHARED, &file, 0) }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, bytes, registers, file })
+        Ok(Self { base, bytes, registers, file, probing: Mutex::new(()) })
     }
 
     /// Opens the memory once more, as `flags` say: a file description of its own.
@@ -50,8 +54,20 @@ impl SharedMemory {
     /// Returns whether a program has a locked file description of the memory, or a map of one.
     pub(crate) fn is_open(&self) -> bool {
         let Ok(probe) = self.open(OFlags::RDWR) else { return true };
+        let _one = self.probing.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_open = flock(&probe, FlockOperation::NonBlockingLockExclusive).is_err();
         // The lock ends with the probe.
-        flock(&probe, FlockOperation::NonBlockingLockExclusive).is_err()
+        drop(probe);
+        is_open
+    }
+
+    /// Opens the memory for a program: [open](Self::is_open) as long as any copy of the descriptor,
+    /// or a map, exists.
+    pub(crate) fn open_for_program(&self, flags: OFlags) -> io::Result<OwnedFd> {
+        let fd = self.open(flags)?;
+        let _one = self.probing.lock().unwrap_or_else(PoisonError::into_inner);
+        flock(&fd, FlockOperation::NonBlockingLockShared)?;
+        Ok(fd)
     }
 
     fn word(&self, at: u32) -> Option<&AtomicU32> {

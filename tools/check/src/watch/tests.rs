@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::process::{Memory, Site};
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::OFlags;
 
 const AT: u64 = 0x1000;
 
@@ -206,8 +206,7 @@ fn a_closed_device_finds_no_memory_gone() {
     for closed in [false, true] {
         let rig = Rig::new();
         let memory = Arc::new(SharedMemory::new("test", 4096, 4096).unwrap());
-        let open = memory.open(OFlags::RDWR).unwrap();
-        flock(&open, FlockOperation::NonBlockingLockShared).unwrap();
+        let open = memory.open_for_program(OFlags::RDWR).unwrap();
         rig.watch.set_device(memory);
         if closed {
             drop(open);
