@@ -94,6 +94,14 @@ impl UnitSide {
             tracing::warn!(%fault, "the unit has refused an access");
         }
     }
+
+    fn warn_of_strays(&self) {
+        let (faults, is_short) = self.unit.take_stray_faults();
+        self.warn(faults);
+        if is_short {
+            tracing::warn!("more accesses were refused than there was room to note");
+        }
+    }
 }
 
 impl Device {
@@ -172,7 +180,7 @@ impl Device {
         };
         let faults = side.unit.take_faults(&side.attachments);
         // What was left out may have been the device's, and is reported so.
-        side.warn(side.unit.take_stray_faults().0);
+        side.warn_of_strays();
         faults
     }
 }
@@ -234,7 +242,7 @@ impl Drop for Inner {
             }
             let (own, lost) = unit.take_faults(attachments);
             side.warn(own);
-            side.warn(unit.take_stray_faults().0);
+            side.warn_of_strays();
             if lost {
                 tracing::warn!("the unit has refused an access, and had no record free for it");
             }

@@ -121,10 +121,10 @@ fn buses_below(devices: &Path, bridge: Bdf) -> Option<(u8, u8)> {
     buses_of(&std::fs::read(devices.join(bridge.to_string()).join("config")).ok()?)
 }
 
-/// Of a header of type 1, the secondary and the subordinate bus number ("PCI-to-PCI Bridge
-/// Architecture Specification", 3.2).
+/// Of a header of type 1, or 2 (a bridge to CardBus), the secondary and the subordinate bus number
+/// ("PCI-to-PCI Bridge Architecture Specification", 3.2).
 fn buses_of(config: &[u8]) -> Option<(u8, u8)> {
-    let is_bridge = config.get(14)? & 0x7f == 1;
+    let is_bridge = matches!(config.get(14)? & 0x7f, 1 | 2);
     is_bridge.then_some((*config.get(25)?, *config.get(26)?))
 }
 
@@ -135,7 +135,9 @@ fn aliasing_bridge(devices: &Path, below: Bdf) -> Option<Bdf> {
         let bridge = Bdf::from_str(&name).ok().filter(|bridge| bridge.domain == below.domain)?;
         let config = std::fs::read(devices.join(&name).join("config")).ok()?;
         let (first, last) = buses_of(&config)?;
-        let replaces = (first..=last).contains(&below.bus) && !is_express_port(&config);
+        // One that the firmware has not set up has no bus below it.
+        let is_above = first > bridge.bus && (first..=last).contains(&below.bus);
+        let replaces = is_above && !is_express_port(&config);
         replaces.then_some(bridge)
     })
 }
