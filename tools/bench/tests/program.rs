@@ -108,8 +108,8 @@ fn the_program_is_measured_under_each_protection() {
     assert!(ended.status.success(), "{}", text(&ended.stderr));
     let records: Vec<serde_json::Value> =
         text(&ended.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    // Four with one job, two with four, four copies.
-    assert_eq!(records.len(), 10, "{records:#?}");
+    // Three at each of five depths, four at the largest, two with four jobs, four copies.
+    assert_eq!(records.len(), 25, "{records:#?}");
     for record in &records {
         let is_copy = record["case"] == "copy";
         assert_eq!((record["modelled"] == true, is_copy || record["median"] == 7.0), (true, true));

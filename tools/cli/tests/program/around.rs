@@ -382,7 +382,7 @@ fn a_thread_that_cannot_be_started_is_reported() {
     // A user of its own, whose threads are counted alone; root has no limit.
     let limited_user = |threads: u32, line: &str| {
         let mut command = Command::new("setpriv");
-        let user = format!("--reuid={}", 0x7300_0000 + std::process::id());
+        let user = format!("--reuid={}", 20_000 + std::process::id() % 40_000);
         command.args([&user, "--clear-groups", "prlimit", &format!("--nproc={threads}")]);
         command.arg(env!("CARGO_BIN_EXE_pinfold")).args(words(line));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -167,6 +167,7 @@ fn interfere_once(
                 return ended;
             }
             // It was stopped when all was copied, and only its end was left.
+            assert_eq!(std::fs::metadata(folder.path("out")).unwrap().len(), 512 << 20);
         } else {
             // It was faster than this test.
             kill_process(pid, Signal::CONT).ok();

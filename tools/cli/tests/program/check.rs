@@ -78,7 +78,7 @@ fn planted_as(name: &str, options: &[&str], fault: &str, id: &str, consequences:
     let is_late = options.iter().any(|option| option.contains("late-us="));
     let limits: &[&str] = match fault {
         "failure-ignored" | "still-masked" => &["20s", "60s", "180s"],
-        _ if is_late => &["500s"; 5],
+        _ if is_late => &["500s"; 3],
         _ => &["500s"],
     };
     let run = |limit| check(&[options, &["--time-limit", limit]].concat(), &[faults, fault]);

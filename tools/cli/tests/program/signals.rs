@@ -135,7 +135,8 @@ fn the_second_signal_ends_a_hanging_run_at_once() {
 #[test]
 fn two_signals_at_once_are_one() {
     let folder = Folder::new();
-    for gap in [0, 5, 100] {
+    let mut judged = 0;
+    for gap in [0, 5, 100, 0, 0] {
         let server = Server::start(&folder, "soft:1M", "");
         let first = Instant::now();
         kill_process(server.id(), Signal::TERM).unwrap();
@@ -149,7 +150,9 @@ fn two_signals_at_once_are_one() {
         }
         let report = ended.json();
         assert_eq!(report["command"], "serve", "{report}");
+        judged += 1;
     }
+    assert!(judged > 0);
 }
 
 #[test]
