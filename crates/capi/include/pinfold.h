@@ -8,10 +8,10 @@
  * stale, of another kind or destroyed twice gives -EBADF, and one that another thread is destroying
  * or using exclusively -EBUSY. A call that "allocates" gives -ENOMEM if there is no memory for data
  * whose size depends on the caller's numbers; without memory for small data of fixed size (an
- * object, a message), it ends the process. Functions `*_destroy` may allocate, and every call that
- * is refused its message, also where their comments do not say so; the others allocate nothing. A
- * software domain (pf_domain_soft) has a model of the hardware in the process, which may allocate in
- * any flush. Generated from the library's source: do not edit.
+ * object, a message), it ends the process. A call that succeeds allocates only where its comment
+ * says so, except `*_destroy`; one that is refused may allocate its message. A software domain
+ * (pf_domain_soft) has a model of the hardware in the process, which may allocate in any flush.
+ * Generated from the library's source: do not edit.
  *
  * A struct that may grow begins with `struct_size`: set it to its sizeof, and unused fields to 0.
  * The others do not change while the library has this soname.

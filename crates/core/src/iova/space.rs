@@ -313,8 +313,8 @@ fn touch(a: &Extent, b: &Extent) -> bool {
 
 /// Allocates the addresses of an I/O address space.
 ///
-/// Shared by reference. A lock inside is held for O(log width) steps, also where an allocation
-/// fails; [`stats`](Self::stats) takes it for a few thousand runs at a time. Freeing whole
+/// Shared by reference. A lock inside is held for O(log width) steps by an allocation, also where it
+/// fails, and a free; [`stats`](Self::stats) takes it for a few thousand runs at a time. Freeing whole
 /// allocations never allocates memory.
 #[derive(Debug)]
 pub struct IovaSpace {
