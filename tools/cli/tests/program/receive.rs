@@ -4,14 +4,15 @@ use crate::common::{Ended, Folder, finish, finish_with, pinfold, skipped, start}
 use crate::receive_to::datagram;
 use crate::wire::{Wire, number_of_bytes};
 use rustix::process::{Pid, Signal, kill_process};
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Starts the program on the far end, and waits until it has attached its own.
 pub(crate) fn receiving(args: &[&str]) -> Child {
-    let child = start(&[&["receive", "v1"][..], args].concat());
-    wait_for_program(true);
+    let mut child = start(&[&["receive", "v1"][..], args].concat());
+    wait_until_attached(&mut child);
     wait_for_queues(&child);
     child
 }
@@ -97,15 +98,30 @@ pub(crate) fn wait_for_queues(child: &Child) {
     }
 }
 
+fn has_program() -> bool {
+    let shown =
+        Command::new("ip").args(["-details", "link", "show", "dev", "v1"]).output().unwrap();
+    String::from_utf8_lossy(&shown.stdout).contains("prog/xdp")
+}
+
 pub(crate) fn wait_for_program(wanted: bool) {
     let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        let shown =
-            Command::new("ip").args(["-details", "link", "show", "dev", "v1"]).output().unwrap();
-        if String::from_utf8_lossy(&shown.stdout).contains("prog/xdp") == wanted {
-            return;
-        }
+    while has_program() != wanted {
         assert!(Instant::now() < end, "a program on the interface: not {wanted}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits until a program is on the interface, or panics with what this one has printed at its end.
+fn wait_until_attached(child: &mut Child) {
+    let end = Instant::now() + Duration::from_secs(180);
+    while !has_program() {
+        if let Some(status) = child.try_wait().unwrap() {
+            let mut err = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+            panic!("the program ended ({status}): {err}");
+        }
+        assert!(Instant::now() < end, "no program on the interface");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
