@@ -39,8 +39,8 @@ impl ListPage for Block {
 
 /// A source of list pages: an owner's [`PoolLocal`] of a [`DmaPool`], or the pool itself, which
 /// takes a lock; or one's own. Pages may differ in size and need not be adjacent. One that is
-/// shorter than [`ListPage`] says, or aligned less, is refused
-/// ([`LayoutError::ListPage`](super::LayoutError::ListPage)), and given back.
+/// shorter than [`ListPage`] says, or aligned less, is refused ([`LayoutError::ListPage`]), and given
+/// back.
 pub trait ListPages {
     /// A page.
     type Page: ListPage;
@@ -50,8 +50,8 @@ pub trait ListPages {
     /// Allocates a page: mapped for the controller to read, and the caller's alone.
     ///
     /// # Errors
-    /// If no page is available. The list passes it on as
-    /// [`LayoutError::Take`](super::LayoutError::Take), after it has given back what it had taken.
+    /// If no page is available. The list passes it on as [`LayoutError::Take`], after it
+    /// has given back what it had taken.
     fn take(&mut self) -> Result<Self::Page, Self::TakeError>;
 
     /// Frees a page that this source has allocated, and that no controller reads any more.
