@@ -655,7 +655,8 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     }
 
     /// Returns the refused accesses of devices that are attached to no domain, or to one whose
-    /// [`Attachments`] had been dropped when their records were read, as [`take_faults`](Self::take_faults) does those of a domain.
+    /// [`Attachments`] had been dropped when their records were read, as
+    /// [`take_faults`](Self::take_faults) does those of a domain.
     pub fn take_stray_faults(&self) -> (Vec<Fault>, bool) {
         let _one = self.commands.lock();
         self.read_faults();
