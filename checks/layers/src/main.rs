@@ -7,8 +7,8 @@
 //! declares and re-exports its modules, and is in no layer.
 //!
 //! A file may use items of the modules that contain it, which use it in turn: they are one module.
-//! `--strict` counts that as a cycle too. The tests that ARCHITECTURE.md names must exist, and the
-//! modules of its reading order. Exits 1 with one line for each contradiction.
+//! `--strict` counts that as a cycle too. The tests that ARCHITECTURE.md names must exist, the
+//! modules of its reading order, and the functions of its walk. Exits 1 with one line for each contradiction.
 
 mod imports;
 mod named;
@@ -142,8 +142,9 @@ fn main() {
     }
     let missing = named::missing(&text, &FOLDERS.map(|folder| root.join(folder)));
     wrong.extend(missing.iter().map(|name| format!("ARCHITECTURE.md: there is no test {name}")));
-    let missing = named::missing_modules(&text, &root.join("crates/core/src"));
-    wrong.extend(missing.iter().map(|name| format!("ARCHITECTURE.md: there is no module {name}")));
+    let core = root.join("crates/core/src");
+    let missing = [named::missing_modules(&text, &core), named::missing_steps(&text, &core)].concat();
+    wrong.extend(missing.iter().map(|name| format!("ARCHITECTURE.md: there is nothing called {name}")));
     wrong.iter().for_each(|line| eprintln!("{line}"));
     if !wrong.is_empty() {
         std::process::exit(1);

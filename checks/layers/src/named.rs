@@ -1,4 +1,4 @@
-//! The tests and the modules that ARCHITECTURE.md names: each must exist.
+//! The tests, the modules and the steps of its walk that ARCHITECTURE.md names: each must exist.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -36,6 +36,31 @@ pub fn missing_modules(text: &str, core: &Path) -> Vec<String> {
         };
         missing.extend(files.into_iter().filter(|file| !is_file(file)));
         missing.extend(modules.into_iter().filter(|module| !exists(module)));
+    }
+    missing
+}
+
+/// Returns the functions in backticks, of the table `| step | function | what it does |`, that are
+/// not in the file of `core` that their cell begins with; a cell without one has that of the row
+/// above it.
+pub fn missing_steps(text: &str, core: &Path) -> Vec<String> {
+    let table = text.lines().skip_while(|line| !line.starts_with("| step | function |"));
+    let rows: Vec<_> = table.skip(2).map_while(|line| line.strip_prefix('|')).collect();
+    let mut missing = if rows.is_empty() { vec!["table of steps".to_owned()] } else { Vec::new() };
+    let mut file = String::new();
+    for row in rows {
+        for name in row.split('|').nth(1).unwrap_or_default().split('`').skip(1).step_by(2) {
+            if name.contains('/') {
+                file = name.to_owned();
+                continue;
+            }
+            let code = std::fs::read_to_string(core.join(&file).with_extension("rs"));
+            let function = name.rsplit("::").next().unwrap_or(name);
+            let begins = [format!("fn {function}("), format!("fn {function}<")];
+            if !code.is_ok_and(|code| begins.iter().any(|begin| code.contains(begin))) {
+                missing.push(format!("{file}: {name}"));
+            }
+        }
     }
     missing
 }

@@ -106,8 +106,8 @@ pub use late::{deferred_bytes, quarantined_bytes};
 #[cfg(feature = "bench-internals")]
 pub use local::BareAddresses;
 pub use local::DomainLocal;
-pub use mapping::{MapError, MapManyError, Mapping, Unrevoked};
-pub use revoked::{NotQuiesced, QuiescedFuture, Revoked};
+pub use mapping::{MapError, MapManyError, Mapping};
+pub use revoked::{NotQuiesced, QuiescedFuture, Revoked, Unrevoked};
 pub use space::{Domain, DomainId, Payload, Pinned};
 pub use static_map::{Reservation, StaticMapping, UnmapStaticError};
 pub use stats::{BackendStats, DomainStats};

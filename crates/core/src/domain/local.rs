@@ -1,9 +1,9 @@
 //! [`DomainLocal`]: one owner's handle to a domain.
 
 use super::error::BackendError;
-use super::mapping::{MapError, MapManyError, Mapping, Unrevoked};
+use super::mapping::{MapError, MapManyError, Mapping};
 use super::owner::Owner;
-use super::revoked::{NotQuiesced, Revoked};
+use super::revoked::{NotQuiesced, Revoked, Unrevoked};
 use super::space::{Domain, Pinned, Space};
 use crate::access::Direction;
 use crate::addr::Iova;

@@ -5,7 +5,7 @@ use super::backend::Revocation;
 use super::error::BackendError;
 use super::late::Due;
 use super::owner::{Anyone, Caller};
-use super::revoked::{MappedPayload, Revoked};
+use super::revoked::{MappedPayload, Revoked, Unrevoked};
 use super::space::{
     Domain, DomainId, PAGE_BYTES, Payload, Pinned, Space, alignment, check_pages, pieces,
 };
@@ -113,97 +113,10 @@ impl<P: Pinned, D: Direction> fmt::Debug for Mapping<P, D> {
     }
 }
 
-/// A [`Mapping`] without its direction, so that [`Domain::revoke_many`] takes reads and writes in
-/// one batch.
-#[must_use = "dropping a mapping revokes the device's access"]
-pub struct Unrevoked<P: Pinned>(DropGuard<MappedPayload<P>>);
-
 impl<P: Pinned, D: Direction> From<Mapping<P, D>> for Unrevoked<P> {
     #[inline(always)]
     fn from(mapping: Mapping<P, D>) -> Self {
         Self(mapping.0)
-    }
-}
-
-impl<P: Pinned> Unrevoked<P> {
-    /// Returns where the device finds it.
-    pub fn iova(&self) -> IovaRange {
-        self.0.addresses.iova
-    }
-
-    /// Returns piece `index` of the memory, as [`Pinned::piece`] does.
-    pub fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {
-        self.0.payload.piece(index)
-    }
-
-    /// Returns [extent](Pinned::extent) `index` of the payload where the device finds it.
-    pub fn extent(&self, index: usize) -> Option<Segment> {
-        self.0.extent(index)
-    }
-
-    /// Whether the memory stays mapped for its lifetime, as [`Mapping::is_fixed`] does.
-    pub fn is_fixed(&self) -> bool {
-        self.0.addresses.is_fixed()
-    }
-
-    /// Quarantines the payload, for a device that may work on it and cannot be stopped: it stays
-    /// mapped, at addresses that are not used again, and is never released. Counted
-    /// ([`DomainStats::quarantined`](super::DomainStats::quarantined)).
-    ///
-    /// For a request that was lost: were its mapping revoked instead, the device's late access
-    /// could reach the next mapping at these addresses. Never waits, and does not call the backend.
-    pub fn quarantine(self) {
-        self.0.into_inner().quarantine();
-    }
-
-    /// Revokes access at once, as [`Mapping::revoke`] does.
-    pub fn revoke(self) -> Revoked<P> {
-        self.revoke_by(&mut Anyone)
-    }
-
-    #[inline(always)]
-    pub(super) fn revoke_by(mut self, caller: &mut impl Caller) -> Revoked<P> {
-        self.0.revoke(caller);
-        Revoked(self.0)
-    }
-
-    /// Revokes access and waits, in place: moving a value that has just been written, as a
-    /// [`Revoked`], waits for the stores.
-    #[inline(always)]
-    pub(super) fn revoke_and_wait(&mut self, caller: &mut impl Caller) -> Result<(), BackendError> {
-        self.0.revoke(caller);
-        self.0.quiesce(caller, |domain, ticket| domain.wait(ticket, None))
-    }
-
-    /// Returns the payload of one that is quiesced.
-    #[inline(always)]
-    pub(super) fn into_quiesced(self, caller: &mut impl Caller) -> (P, Shared<Space>) {
-        self.0.into_inner().release(caller)
-    }
-
-    #[inline(always)]
-    pub(super) fn belongs_to(&self, domain: &Space) -> bool {
-        core::ptr::eq(&raw const *self.0.domain, domain)
-    }
-
-    /// Prefetches the table entry that a revocation clears, which is in no cache among very many
-    /// mappings, without waiting for it. Nothing changes. Does nothing for a mapping that is in no
-    /// owner's window, or longer than 1 MiB.
-    #[inline(always)]
-    pub(super) fn prefetch(&self) {
-        self.0.addresses.prefetch();
-    }
-
-    /// Returns the value that waits for the ticket, to be [revoked](Domain::revoke_many) with
-    /// others.
-    pub(super) fn into_revoked(self) -> Revoked<P> {
-        Revoked(self.0)
-    }
-}
-
-impl<P: Pinned> fmt::Debug for Unrevoked<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unrevoked").field("iova", &self.0.addresses.iova).finish_non_exhaustive()
     }
 }
 

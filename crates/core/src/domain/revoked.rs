@@ -1,7 +1,8 @@
 //! A payload from its map to its end: [`MappedPayload`], the state of a mapping before and after it
-//! is revoked; [`Revoked`], which holds it until no device can reach it and returns it to a thread
-//! that polls or waits; and [`QuiescedFuture`], the same as a future. Buffers that nothing waits for
-//! any more are left with the domain (`watch`).
+//! is revoked; [`Unrevoked`], a mapping of any direction, with the calls that end it; [`Revoked`],
+//! which holds it until no device can reach it and returns it to a thread that polls or waits; and
+//! [`QuiescedFuture`], the same as a future. Buffers that nothing waits for any more are left with
+//! the domain (`watch`).
 
 use super::backend::{Revocation, Until, Wait};
 use super::error::BackendError;
@@ -15,6 +16,7 @@ use crate::drop_guard::{CleanUp, DropGuard};
 use crate::invalidate::{Ticket, WaitLimit};
 use crate::known_bad;
 use crate::known_bad::Mistake;
+use crate::mem::DmaMemory;
 use crate::share::Shared;
 use core::fmt;
 use core::future::{Future, IntoFuture};
@@ -228,6 +230,94 @@ struct Unfinished<P: Pinned>(MappedPayload<P>);
 impl<P: Pinned> CleanUp for Unfinished<P> {
     fn clean_up(self) {
         self.0.park();
+    }
+}
+
+/// A [`Mapping`](super::Mapping) without its direction, so that
+/// [`Domain::revoke_many`](super::Domain::revoke_many) takes reads and writes in one batch.
+#[must_use = "dropping a mapping revokes the device's access"]
+pub struct Unrevoked<P: Pinned>(pub(super) DropGuard<MappedPayload<P>>);
+
+impl<P: Pinned> Unrevoked<P> {
+    /// Returns where the device finds it.
+    pub fn iova(&self) -> IovaRange {
+        self.0.addresses.iova
+    }
+
+    /// Returns piece `index` of the memory, as [`Pinned::piece`] does.
+    pub fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {
+        self.0.payload.piece(index)
+    }
+
+    /// Returns [extent](Pinned::extent) `index` of the payload where the device finds it.
+    pub fn extent(&self, index: usize) -> Option<Segment> {
+        self.0.extent(index)
+    }
+
+    /// Whether the memory stays mapped for its lifetime, as
+    /// [`Mapping::is_fixed`](super::Mapping::is_fixed) does.
+    pub fn is_fixed(&self) -> bool {
+        self.0.addresses.is_fixed()
+    }
+
+    /// Quarantines the payload, for a device that may work on it and cannot be stopped: it stays
+    /// mapped, at addresses that are not used again, and is never released. Counted
+    /// ([`DomainStats::quarantined`](super::DomainStats::quarantined)).
+    ///
+    /// For a request that was lost: were its mapping revoked instead, the device's late access
+    /// could reach the next mapping at these addresses. Never waits, and does not call the backend.
+    pub fn quarantine(self) {
+        self.0.into_inner().quarantine();
+    }
+
+    /// Revokes access at once, as [`Mapping::revoke`](super::Mapping::revoke) does.
+    pub fn revoke(self) -> Revoked<P> {
+        self.revoke_by(&mut Anyone)
+    }
+
+    #[inline(always)]
+    pub(super) fn revoke_by(mut self, caller: &mut impl Caller) -> Revoked<P> {
+        self.0.revoke(caller);
+        Revoked(self.0)
+    }
+
+    /// Revokes access and waits, in place: moving a value that has just been written, as a
+    /// [`Revoked`], waits for the stores.
+    #[inline(always)]
+    pub(super) fn revoke_and_wait(&mut self, caller: &mut impl Caller) -> Result<(), BackendError> {
+        self.0.revoke(caller);
+        self.0.quiesce(caller, |domain, ticket| domain.wait(ticket, None))
+    }
+
+    /// Returns the payload of one that is quiesced.
+    #[inline(always)]
+    pub(super) fn into_quiesced(self, caller: &mut impl Caller) -> (P, Shared<Space>) {
+        self.0.into_inner().release(caller)
+    }
+
+    #[inline(always)]
+    pub(super) fn belongs_to(&self, domain: &Space) -> bool {
+        core::ptr::eq(&raw const *self.0.domain, domain)
+    }
+
+    /// Prefetches the table entry that a revocation clears, which is in no cache among very many
+    /// mappings, without waiting for it. Nothing changes. Does nothing for a mapping that is in no
+    /// owner's window, or longer than 1 MiB.
+    #[inline(always)]
+    pub(super) fn prefetch(&self) {
+        self.0.addresses.prefetch();
+    }
+
+    /// Returns the value that waits for the ticket, to be
+    /// [revoked](super::Domain::revoke_many) with others.
+    pub(super) fn into_revoked(self) -> Revoked<P> {
+        Revoked(self.0)
+    }
+}
+
+impl<P: Pinned> fmt::Debug for Unrevoked<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unrevoked").field("iova", &self.0.addresses.iova).finish_non_exhaustive()
     }
 }
 
