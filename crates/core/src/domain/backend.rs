@@ -94,25 +94,21 @@ pub struct Revocation<'w> {
 /// };
 /// use pinfold_core::invalidate::Ticket;
 /// use pinfold_core::mem::DmaMemory;
-/// use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+/// use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 /// use core::task::Poll;
+/// use std::sync::{Mutex, MutexGuard, PoisonError};
 ///
 /// /// The address registers of sixteen windows of 4 KiB: window `n` is at `n << 12`, and 0 is none.
 /// static WINDOWS: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
-/// /// The only memory that may be mapped, at most 16 MiB: its address, and below 4096 its pages.
-/// static MEMORY: AtomicUsize = AtomicUsize::new(0);
+///
+/// /// The only memory that may be mapped, its address and length. A map holds the lock while it
+/// /// stores, so that what is unregistered meanwhile is cleared afterwards.
+/// fn registered() -> MutexGuard<'static, Option<(usize, usize)>> {
+///     static MEMORY: Mutex<Option<(usize, usize)>> = Mutex::new(None);
+///     MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
+/// }
 ///
 /// struct Unit;
-///
-/// fn word(memory: DmaMemory) -> usize {
-///     memory.addr() | memory.len() >> 12
-/// }
-///
-/// /// Whether the memory is a part of what is registered.
-/// fn is_registered(memory: DmaMemory) -> bool {
-///     let (start, pages) = (MEMORY.load(SeqCst) & !4095, MEMORY.load(SeqCst) & 4095);
-///     memory.addr() >= start && memory.addr() + memory.len() <= start + (pages << 12)
-/// }
 ///
 /// impl Backend for Unit {
 ///     fn properties(&self) -> Properties {
@@ -121,17 +117,23 @@ pub struct Revocation<'w> {
 ///
 ///     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
 ///         let (addr, len) = (memory.addr(), memory.len());
-///         let free = len >> 12 < 4096 && MEMORY.compare_exchange(0, word(memory), SeqCst, SeqCst).is_ok();
-///         free.then_some(()).ok_or(BackendError::AlreadyRegistered { addr, len })
+///         let mut registered = registered();
+///         if registered.is_some() {
+///             return Err(BackendError::AlreadyRegistered { addr, len });
+///         }
+///         *registered = Some((addr, len));
+///         Ok(())
 ///     }
 ///
 ///     fn unregister_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
 ///         let (addr, len) = (memory.addr(), memory.len());
-///         let known = MEMORY.compare_exchange(word(memory), 0, SeqCst, SeqCst).is_ok();
-///         if known {
-///             WINDOWS.iter().for_each(|window| window.store(0, SeqCst)); // whatever was mapped
+///         let mut registered = registered();
+///         if *registered != Some((addr, len)) {
+///             return Err(BackendError::NotRegistered { addr, len });
 ///         }
-///         known.then_some(()).ok_or(BackendError::NotRegistered { addr, len })
+///         WINDOWS.iter().for_each(|window| window.store(0, SeqCst)); // whatever was mapped
+///         *registered = None;
+///         Ok(())
 ///     }
 ///
 ///     fn map(
@@ -142,7 +144,8 @@ pub struct Revocation<'w> {
 ///         _: Option<&WindowToken>,
 ///     ) -> Result<(), BackendError> {
 ///         let (addr, len) = (memory.addr(), memory.len());
-///         if !is_registered(memory) {
+///         let registered = registered();
+///         if !registered.is_some_and(|(start, all)| addr >= start && addr + len <= start + all) {
 ///             return Err(BackendError::NotRegistered { addr, len });
 ///         }
 ///         let windows = usize::try_from(iova.start().raw() >> 12).ok();
