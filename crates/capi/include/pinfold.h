@@ -2482,8 +2482,8 @@ int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index) P
  @max: how many fit there.
 
  Owners count without locks or shared writes, so the counters are exact whenever no thread is in
- a call with the object, and may be of slightly different times else. An arena's frames in use
- lag behind while a handle of pf_frames_create() exists. A domain's are followed by those of its
+ a call with the object, and may be of slightly different times else. The peak of an
+ arena's frames is approximate: it is noted as frames come and go. A domain's are followed by those of its
  IOMMU and of its invalidation queue.
 
  Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
@@ -2491,7 +2491,9 @@ int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index) P
  Thread: any. Allocates. Since 0.2.
 
  */
-int pf_stats(const void *handle, struct pf_counter *counters, unsigned int max);
+int pf_stats(const void *handle,
+             struct pf_counter *counters,
+             unsigned int max);
 
 /*
  Reads the counters of an object as one JSON object, their values by their names.
@@ -2712,9 +2714,14 @@ static inline uint32_t pf_token_slot(uint64_t token)
 #if defined(__x86_64__)
 #define PF_BEFORE_WRITE() __atomic_thread_fence(__ATOMIC_RELEASE)
 #define PF_AFTER_READ() __atomic_thread_fence(__ATOMIC_ACQUIRE)
+#elif defined(__aarch64__)
+#define PF_BEFORE_WRITE() __asm__ __volatile__("dmb oshst" ::: "memory")
+#define PF_AFTER_READ() __asm__ __volatile__("dmb oshld" ::: "memory")
+#elif defined(__riscv)
+#define PF_BEFORE_WRITE() __asm__ __volatile__("fence w, o" ::: "memory")
+#define PF_AFTER_READ() __asm__ __volatile__("fence i, r" ::: "memory")
 #else
-#define PF_BEFORE_WRITE() __atomic_thread_fence(__ATOMIC_SEQ_CST)
-#define PF_AFTER_READ() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#error "pinfold.h: x86-64, 64-bit Arm and RISC-V"
 #endif
 
 static inline uint8_t pf_read8(const struct pf_bar *bar, uint64_t offset)

@@ -5,6 +5,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
+#[cfg(not(any(target_arch = "aarch64", target_arch = "riscv64")))]
+use std::sync::atomic::{Ordering, fence};
 
 /// Registers of a device in this process's address space.
 #[derive(Debug)]
@@ -48,13 +50,16 @@ impl Window {
         offset.is_multiple_of(size_of::<T>()).then_some(at.cast())
     }
 
-    /// Reads a register; `None` if it is not inside or not aligned.
+    /// Reads a register before all later loads of this thread; `None` if it is not inside or not
+    /// aligned.
     #[inline]
     pub(crate) fn read<T: Register>(&self, offset: usize) -> Option<T> {
         let at = self.at::<T>(offset)?;
         // SAFETY: inside the mapping and aligned (it begins at a page); any bits are a `T`.
         // Volatile: one access of this width, neither omitted nor repeated.
-        Some(unsafe { at.read_volatile() })
+        let value = unsafe { at.read_volatile() };
+        after_read();
+        Some(value)
     }
 
     /// Writes a register after all earlier stores of this thread; `None` if it is not inside or not
@@ -62,7 +67,7 @@ impl Window {
     #[inline]
     pub(crate) fn write<T: Register>(&self, offset: usize, value: T) -> Option<()> {
         let at = self.at::<T>(offset)?;
-        store_barrier();
+        before_write();
         // SAFETY: as for the read; a device's register is no Rust object.
         unsafe { at.write_volatile(value) };
         Some(())
@@ -71,11 +76,39 @@ impl Window {
 
 /// Orders earlier stores to memory before later writes to registers, as the device sees them.
 ///
-/// x86 does not reorder them, so there only the compiler must not.
+/// x86 does not reorder them, so there only the compiler must not. Elsewhere a fence between threads
+/// is not enough: Arm's need not reach a device, and RISC-V's orders no access to one.
 #[inline]
-fn store_barrier() {
-    use std::sync::atomic::{Ordering, fence};
-    fence(if cfg!(target_arch = "x86_64") { Ordering::Release } else { Ordering::SeqCst });
+fn before_write() {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier, which changes neither memory nor registers nor the stack.
+    unsafe {
+        std::arch::asm!("dmb oshst", options(nostack, preserves_flags));
+    }
+    #[cfg(target_arch = "riscv64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("fence w, o", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "aarch64", target_arch = "riscv64")))]
+    fence(Ordering::Release);
+}
+
+/// Orders reads of registers before later loads from memory, which a device has stored before.
+#[inline]
+fn after_read() {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier, which changes neither memory nor registers nor the stack.
+    unsafe {
+        std::arch::asm!("dmb oshld", options(nostack, preserves_flags));
+    }
+    #[cfg(target_arch = "riscv64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("fence i, r", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "aarch64", target_arch = "riscv64")))]
+    fence(Ordering::Acquire);
 }
 
 /// A type for which any bits are a value.
