@@ -52,8 +52,8 @@ pub struct pf_counter {
 /// @max: how many fit there.
 ///
 /// Owners count without locks or shared writes, so the counters are exact whenever no thread is in
-/// a call with the object, and may be of slightly different times else. An arena's frames in use
-/// lag behind while a handle of pf_frames_create() exists. A domain's are followed by those of its
+/// a call with the object, and may be of slightly different times else. The peak of an
+/// arena's frames is approximate: it is noted as frames come and go. A domain's are followed by those of its
 /// IOMMU and of its invalidation queue.
 ///
 /// Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;

@@ -10,6 +10,9 @@ use crate::frame::{Frame, FrameError, Order};
 use crate::mem::AccessError;
 use core::fmt;
 
+/// The largest chunk in bytes, and so the largest block.
+pub(super) const LARGEST: u64 = 1 << 30;
+
 /// Why no chunk can be acquired.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -63,8 +66,8 @@ pub struct SpanError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
-    /// A block has at least 1 byte and at most `i32::MAX`.
-    #[error("cannot create blocks of {size} bytes: a block has 1 to {limit} bytes", limit = i32::MAX)]
+    /// A block has at least 1 byte and at most 1 GiB.
+    #[error("cannot create blocks of {size} bytes: a block has 1 to {limit} bytes", limit = LARGEST)]
     Size {
         /// The requested value.
         size: usize,

@@ -10,12 +10,9 @@
 //! group has a grid of its own, and the rest of a group is unused. In a span that is aligned to
 //! less than the boundary, they cross no multiple of its alignment instead.
 
-use super::error::CreateError;
+use super::error::{CreateError, LARGEST};
 use crate::addr::Iova;
 use crate::frame::{Frame, Order};
-
-/// The largest chunk in bytes.
-const LARGEST: u64 = 1 << 30;
 
 /// Division by a run-time constant as one multiplication and one shift.
 ///
@@ -109,7 +106,7 @@ impl Layout {
         boundary: usize,
         (addr, iova): (usize, Iova),
     ) -> Result<Self, CreateError> {
-        if size == 0 || i32::try_from(size).is_err() {
+        if size == 0 || size as u64 > LARGEST {
             return Err(CreateError::Size { size });
         }
         let align_bytes = align.max(1) as u64;

@@ -67,7 +67,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The size of a block in bytes, 1 to `i32::MAX`; raised to 16, and rounded up to the
+    /// The size of a block in bytes, 1 to 1 GiB; raised to 16, and rounded up to the
     /// alignment.
     pub fn block(self, bytes: usize) -> Self {
         Self { size: bytes, ..self }

@@ -26,8 +26,8 @@ pub(crate) struct IoArgs {
     #[arg(long, value_name = "SIZE", default_value = "4k", allow_negative_numbers = true)]
     pub(crate) bs: ByteSize,
 
-    /// The number of requests that a job keeps in flight; from 16 on, with fewer jobs than
-    /// processors, those that only wait for their flush (--protect batch or revoke) do not count
+    /// The number of requests that a job keeps in flight; with fewer jobs than processors,
+    /// those that only wait for their flush (--protect batch or revoke) do not count
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = depth, allow_negative_numbers = true)]
     pub(crate) iodepth: u64,
 

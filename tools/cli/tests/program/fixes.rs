@@ -47,7 +47,7 @@ const FIXES: &[(&str, &str)] = &[
     ("ip link set dev {interface} mtu {limit}", "fixes_of_links_work"),
     ("ip link set dev {interface} xdp off", "fixes_of_a_foreign_xdp_program_work"),
     ("ip link set dev {interface} xdpgeneric off", "fixes_of_a_foreign_xdp_program_work"),
-    ("ethtool -K", "it is for drivers that take tags out: a veth pair has none"),
+    ("ethtool -K", "tags_that_an_offload_removes_are_named_until_it_is_off"),
     ("ethtool --set-channels {name} tx {}", "queues_that_are_added_are_reported"),
     ("modprobe nvme", "it is the driver of the kernel, which the measurement compares"),
     ("pinfold-bench ", "it is the measurement itself, as root"),

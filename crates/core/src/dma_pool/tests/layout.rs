@@ -120,11 +120,14 @@ fn impossible_layouts_are_refused_by_name() {
     let heap = heap(2);
     let refused = |size, align, boundary| build(&heap, size, align, boundary).unwrap_err();
     assert!(matches!(refused(0, 0, 0), CreateError::Size { size: 0 }));
-    assert!(matches!(refused(1 << 31, 0, 0), CreateError::Size { .. }));
+    let largest = refused((1 << 30) + 1, 0, 0);
+    assert!(matches!(largest, CreateError::Size { .. }));
+    assert!(largest.to_string().ends_with("a block has 1 to 1073741824 bytes"), "{largest}");
+    // Not refused for its size.
+    assert!(matches!(refused(1 << 30, 0, 0), CreateError::SpanTooSmall { .. }));
     assert!(matches!(refused(64, 3, 0), CreateError::Align { align: 3 }));
     assert!(matches!(refused(64, 0, 48), CreateError::Boundary { boundary: 48, size: 64 }));
     assert!(matches!(refused(64, 0, 32), CreateError::Boundary { boundary: 32, size: 64 }));
-    assert!(matches!(refused((1 << 30) + 1, 0, 0), CreateError::TooLarge { .. }));
     assert!(matches!(refused(3 << 20, 0, 0), CreateError::SpanTooSmall { .. }));
     assert!(matches!(refused(64, 4 << 30, 0), CreateError::TooLarge { .. }));
 }
