@@ -275,8 +275,7 @@ pub enum NewError {
 /// # Drop
 /// A drop revokes what was completed, and waits for all flushes together for [`DROP_LIMIT`] at most.
 /// Under a limit of the domain ([`Domain::set_held_limit`]) a revocation that exceeds it waits before
-/// that until the deadline of its flush, 5 s if the unit hangs and no other was set: once, and with
-/// [`Policy::Revoke`] once for each request.
+/// that, once, until the deadline of its flush: 5 s if the unit hangs and no other was set.
 pub struct Requests<P: Pinned, const N: usize> {
     domain: DomainLocal,
     id: DomainId,

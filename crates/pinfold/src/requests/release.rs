@@ -390,7 +390,11 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     pub(super) fn end_all_within(&mut self, limit: Duration) {
         let began = Instant::now();
         let mut ended = Vec::new();
-        self.revoke(&mut ended);
+        // One flush for all: each may wait for the domain's limit on held memory.
+        match self.policy {
+            Policy::Static => _ = self.revoke(&mut ended),
+            _ => self.revoke_by_one_flush(self.completed.len(), Time::now(), &mut ended),
+        }
         for mut held in std::mem::take(&mut self.held) {
             let left = limit.saturating_sub(began.elapsed());
             // A flush that a wait has found late is not waited for again on drop.
