@@ -2,6 +2,7 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsStr;
 use std::io::Read;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -47,17 +48,45 @@ impl Ended {
     }
 }
 
+/// A child that is killed when it is dropped, as by a test that fails.
+#[derive(Debug)]
+pub(crate) struct Running(Child);
+
+impl From<Child> for Running {
+    fn from(child: Child) -> Self {
+        Self(child)
+    }
+}
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Neither does anything to a child that was waited for.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
 /// Starts the program with the default action for the signals that it handles: a test run in the
 /// background may have inherited that they are ignored, and the program respects that.
-pub(crate) fn start<S: AsRef<OsStr>>(args: &[S]) -> Child {
-    Command::new("env")
-        .args(["--default-signal=HUP,INT,TERM", env!("CARGO_BIN_EXE_pinfold")])
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+pub(crate) fn start<S: AsRef<OsStr>>(args: &[S]) -> Running {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP,INT,TERM", env!("CARGO_BIN_EXE_pinfold")]).args(args);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap().into()
 }
 
 /// Waits until the program has written a line with `words` to standard error; `finish` returns what
@@ -82,7 +111,8 @@ pub(crate) fn wait_for_words(child: &mut Child, words: &str) {
     child.stderr = Some(err);
 }
 
-pub(crate) fn finish(mut child: Child) -> Ended {
+pub(crate) fn finish(child: impl Into<Running>) -> Ended {
+    let mut child = child.into();
     let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
     let read = |pipe: Option<&mut dyn Read>| {
         let mut text = String::new();
@@ -99,6 +129,7 @@ pub(crate) fn finish(mut child: Child) -> Ended {
             match child.try_wait().unwrap() {
                 Some(status) => break status.code().or(status.signal().map(|signal| 128 + signal)),
                 None if Instant::now() > until => {
+                    // The threads read to its end.
                     child.kill().unwrap();
                     panic!("the program hangs");
                 }

@@ -1,6 +1,6 @@
 //! `receive` on a pair of virtual interfaces, in a network namespace of the test.
 
-use crate::common::{Ended, Folder, finish, finish_with, pinfold, skipped, start};
+use crate::common::{Ended, Folder, Running, finish, finish_with, pinfold, skipped, start};
 use crate::receive_to::datagram;
 use crate::wire::{Wire, number_of_bytes};
 use rustix::process::{Pid, Signal, kill_process};
@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Starts the program on the far end, and waits until it has attached its own.
-pub(crate) fn receiving(args: &[&str]) -> Child {
+pub(crate) fn receiving(args: &[&str]) -> Running {
     let mut child = start(&[&["receive", "v1"][..], args].concat());
     wait_until_attached(&mut child);
     wait_for_queues(&child);
@@ -18,13 +18,13 @@ pub(crate) fn receiving(args: &[&str]) -> Child {
 }
 
 /// Ends the program as Ctrl-C does, and returns its report.
-pub(crate) fn interrupted(child: Child) -> serde_json::Value {
+pub(crate) fn interrupted(child: Running) -> serde_json::Value {
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     reported(child)
 }
 
 /// Returns the report of a program that ends by a signal.
-pub(crate) fn reported(child: Child) -> serde_json::Value {
+pub(crate) fn reported(child: Running) -> serde_json::Value {
     let ended = finish(child);
     assert_eq!(ended.code, Some(130), "{ended:#?}");
     serde_json::from_str(&ended.out).unwrap()

@@ -1,6 +1,6 @@
 //! Every end of `receive`, good or bad: what was received is in the file and in the report.
 
-use crate::common::{Ended, Folder, finish, pinfold, skipped, start, wait_for_words};
+use crate::common::{Ended, Folder, Running, finish, pinfold, skipped, start, wait_for_words};
 use crate::receive::{arrived, dropped, receiving, wait_for_program, wait_for_queues};
 use crate::receive_to::{check_slots, datagram};
 use crate::wire::{Wire, number_of_bytes, run};
@@ -102,9 +102,10 @@ fn a_removed_interface_loses_no_packet_that_arrived() {
 
 /// Runs the program with a file system of 64 KiB at `full`, and keeps what it has written there as
 /// `kept`.
-fn on_a_full_disk(folder: &Folder, args: &str) -> Child {
+fn on_a_full_disk(folder: &Folder, args: &str) -> Running {
+    // The program ends with the shell, which a test that fails kills.
     let script = format!(
-        "mount -t tmpfs -o size=64k tmpfs '{0}' && {{ '{1}' receive v1 --json {args} '{0}/packets'; code=$?; \
+        "mount -t tmpfs -o size=64k tmpfs '{0}' && {{ setpriv --pdeathsig KILL '{1}' receive v1 --json {args} '{0}/packets'; code=$?; \
          cp '{0}/packets' '{2}'; exit $code; }}",
         folder.arg("full"),
         env!("CARGO_BIN_EXE_pinfold"),
@@ -116,7 +117,7 @@ fn on_a_full_disk(folder: &Folder, args: &str) -> Child {
     let child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_program(true);
-    child
+    child.into()
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `receive` on interfaces whose queues or offloads are not what a program would wish: they are
 //! named, and the counts stay true.
 
-use crate::common::{Folder, finish, finish_with, pinfold, skipped, start};
+use crate::common::{Folder, Running, finish, finish_with, pinfold, skipped, start};
 use crate::receive::{
     arrived, dropped, interrupted, receiving, wait_for_program, wait_for_queues,
     wait_until_received,
@@ -46,7 +46,7 @@ fn lines(child: &mut Child) -> Receiver<String> {
 }
 
 /// Ends the program as Ctrl-C does, and returns its report and what it wrote to standard error.
-fn ended(child: Child) -> (serde_json::Value, String) {
+fn ended(child: Running) -> (serde_json::Value, String) {
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let ended = finish(child);
     assert_eq!(ended.code, Some(130), "{ended:#?}");
@@ -139,7 +139,8 @@ fn tags_that_an_offload_removes_are_named_until_it_is_off() {
     let (report, _) = look("v0", &[]);
     assert_eq!(report["vlan_tags"], "removed", "{report}");
     // One in another namespace cannot be asked.
-    let mut other = Command::new("unshare").args(["--net", "sleep", "600"]).spawn().unwrap();
+    let other = Command::new("unshare").args(["--net", "sleep", "600"]).spawn().unwrap();
+    let other = Running::from(other);
     let inside = format!("/proc/{}/ns/net", other.id());
     let end = Instant::now() + Duration::from_secs(60);
     while std::fs::read_link(&inside).unwrap()
@@ -150,8 +151,7 @@ fn tags_that_an_offload_removes_are_named_until_it_is_off() {
     }
     run(&format!("ip link set dev v0 netns {}", other.id()));
     let (report, err) = look("v1", &["--reflect"]);
-    other.kill().unwrap();
-    other.wait().unwrap();
+    drop(other);
     assert_eq!(report["vlan_tags"], "unknown", "{report}");
     assert!(
         err.contains("unless the other end of v1, in another network namespace, keeps them"),
@@ -228,7 +228,7 @@ fn the_memory_of_all_queues_is_one_budget() {
     );
     for to in ["", "--to soft:4M", "--reflect"] {
         let (before, driver) = (arrived(), wire.driver_drops());
-        let child = hidden(to).spawn().unwrap();
+        let child = Running::from(hidden(to).spawn().unwrap());
         wait_for_program(true);
         wait_for_queues(&child);
         let sender = wire.sender();

@@ -116,7 +116,7 @@ fn a_signal_ends_with_the_report_of_what_was_replayed() {
     let folder = Folder::new();
     let fifo = folder.arg("fifo");
     crate::wire::run(&format!("mkfifo {fifo}"));
-    let interrupted = |child: std::process::Child, threads: usize| {
+    let interrupted = |child: crate::common::Running, threads: usize| {
         // Its handlers are installed when it has a thread for them, and it replays when each device
         // has one.
         let tasks = format!("/proc/{}/task", child.id());

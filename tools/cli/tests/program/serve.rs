@@ -2,7 +2,9 @@
 //! written.
 
 use crate::client::Client;
-use crate::common::{Ended, Folder, assert_same, bytes, finish, pinfold, skipped, start, words};
+use crate::common::{
+    Ended, Folder, Running, assert_same, bytes, finish, pinfold, skipped, start, words,
+};
 use pinfold_nbd::reply::ReplyHeader;
 use pinfold_nbd::{Command as Nbd, ErrorNumber, RequestHeader};
 use rustix::fs::{Advice, fadvise};
@@ -10,15 +12,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Whole copies are for the optimised build.
 const COPIED: usize = if cfg!(debug_assertions) { 32 << 20 } else { 256 << 20 };
 
-/// A server at a Unix socket, killed when a test fails.
+/// A server at a Unix socket.
 pub(crate) struct Server {
-    child: Option<Child>,
+    child: Running,
     pub(crate) uri: String,
     pub(crate) socket: String,
     /// The line printed when clients could connect.
@@ -38,7 +40,8 @@ impl Server {
     }
 
     /// Waits until clients of `child` can connect, whose socket, if it has one, is `socket`.
-    pub(crate) fn started(mut child: Child, socket: String) -> Self {
+    pub(crate) fn started(child: impl Into<Running>, socket: String) -> Self {
+        let mut child = child.into();
         // Byte by byte, because the rest is for `finish`.
         let mut line = Vec::new();
         let out = child.stdout.as_mut().unwrap();
@@ -51,13 +54,13 @@ impl Server {
         }
         let listening: serde_json::Value = serde_json::from_slice(&line).unwrap();
         let uri = listening["listening"].as_str().unwrap().to_owned();
-        Self { child: Some(child), uri, socket, listening }
+        Self { child, uri, socket, listening }
     }
 
     /// Stops it as an administrator does, and returns its report.
-    pub(crate) fn stop(mut self) -> serde_json::Value {
+    pub(crate) fn stop(self) -> serde_json::Value {
         self.terminate();
-        let report = finish(self.child.take().unwrap()).json();
+        let report = finish(self.child).json();
         assert!(!std::path::Path::new(&self.socket).exists(), "the socket's file is removed");
         let data = &report["stack"]["memory"][0];
         assert_eq!(data["frames_in_use"], 0, "{data}");
@@ -69,25 +72,16 @@ impl Server {
     }
 
     pub(crate) fn id(&self) -> Pid {
-        Pid::from_child(self.child.as_ref().unwrap())
+        Pid::from_child(&self.child)
     }
 
     /// Waits for its end after a signal.
-    pub(crate) fn wait(mut self) -> Ended {
-        finish(self.child.take().unwrap())
+    pub(crate) fn wait(self) -> Ended {
+        finish(self.child)
     }
 
     pub(crate) fn client(&self) -> Client {
         Client::greet(UnixStream::connect(&self.socket).unwrap()).0
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
     }
 }
 
@@ -350,7 +344,7 @@ fn a_server_with_one_processor_is_woken_by_each_completion() {
 fn requests_in_flight_are_answered_before_the_end() {
     let folder = Folder::new();
     for target in ["soft:8M".to_owned(), folder.file("disk", &bytes(8 << 20))] {
-        let mut server = Server::start(&folder, &target, "");
+        let server = Server::start(&folder, &target, "");
         let mut client = server.client();
         for cookie in 0..64 {
             client.send(Nbd::READ, cookie, cookie * 65_536, 65_536);
@@ -368,7 +362,7 @@ fn requests_in_flight_are_answered_before_the_end() {
             let (header, _) = ReplyHeader::parse(reply).unwrap().unwrap();
             assert!(matches!(header, ReplyHeader::Simple { error: None, .. }), "{header:?}");
         }
-        let ended = finish(server.child.take().unwrap());
+        let ended = server.wait();
         assert_eq!(ended.code, Some(0), "{ended:#?}");
     }
 }

@@ -1,6 +1,6 @@
 //! Signals: a run whose file system does not respond ends, and ignored signals stay ignored.
 
-use crate::common::{Ended, Folder, bytes, finish, skipped, start, words};
+use crate::common::{Ended, Folder, Running, bytes, finish, skipped, start, words};
 use crate::serve::Server;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Read;
@@ -88,7 +88,7 @@ fn signal_twice(child: &mut Child, first: Signal, again: Signal, gap: Duration) 
 
 /// Starts `line` and waits until it hangs: a thread of it sleeps uninterruptibly, and has not been
 /// woken for half a second.
-fn start_hanging(line: &str) -> Child {
+fn start_hanging(line: &str) -> Running {
     let child = start(&words(line));
     wait_until_blocked(&child, Signal::TERM);
     let tasks = format!("/proc/{}/task", child.id());

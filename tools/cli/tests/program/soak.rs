@@ -1,7 +1,7 @@
 //! A soak of reception: packets that are held for long, programs that are killed in the middle, and
 //! starts again.
 
-use crate::common::{Folder, finish, skipped};
+use crate::common::{Folder, Running, finish, skipped};
 use crate::receive::{
     arrived, dropped, interrupted, receiving, wait_for_program, wait_until_received,
 };
@@ -10,7 +10,6 @@ use crate::wire::{Wire, number_of, receive_until};
 use pinfold_xdp::{Packet, Socket};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::VecDeque;
-use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -193,7 +192,7 @@ fn hold(packets: &Receiver<(u64, Packet)>) {
 }
 
 /// Starts a program that stores packets in a file.
-fn storing(file: &str) -> Child {
+fn storing(file: &str) -> Running {
     receiving(&["--to", file, "--force", "--json"])
 }
 
