@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+pub(crate) use crate::wire::wait_until;
+
 /// The time limit for a run of the program.
 const TIMEOUT: Duration = Duration::from_secs(600);
 

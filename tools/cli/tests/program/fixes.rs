@@ -2,6 +2,7 @@
 //! refused works.
 use crate::common::{Ended, Folder, copy_program, finish_with, pinfold, skipped, words};
 use crate::limits::{finding, is_root, works};
+use crate::receive::ended_once_released;
 use crate::wire::{Wire, run};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -446,7 +447,7 @@ fn fixes_of_links_work() {
         let refused = receive();
         assert_eq!(refused.code, Some(1), "{break_it}: {refused:?}");
         run(&command_in(&refused.err));
-        receive().ok();
+        ended_once_released(receive).ok();
     }
 }
 
@@ -485,13 +486,15 @@ fn fixes_of_a_foreign_xdp_program_work() {
     run("ip link set dev v1 xdpgeneric off");
     let receive = || pinfold(&["receive", "v1", "--seconds", "100ms", "--memory", "8M"]);
     for mode in ["xdpdrv", "xdpgeneric"] {
+        // Each on a wire of its own, whose queue no earlier run has had.
+        let Some(_wire) = Wire::new(1, 1500) else { return };
         run(&attach(mode));
         let refused = receive();
         assert_eq!(refused.code, Some(1), "{mode}: {refused:?}");
         for fix in refused.err.split("`sudo ").skip(1) {
             run(fix.split('`').next().unwrap());
         }
-        receive().ok();
+        ended_once_released(receive).ok();
     }
     run(&format!("umount {mount}"));
 }
@@ -511,7 +514,8 @@ fn a_limit_of_open_files_is_not_the_drivers_refusal() {
         );
         if let Some((_, fix)) = ended.err.split_once(": ulimit -n ") {
             let fix = format!("ulimit -n {}", fix.lines().next().unwrap());
-            run_in(&["prlimit", &by], &fix, "receive v1 --seconds 100ms --memory 8M").ok();
+            let line = "receive v1 --seconds 100ms --memory 8M";
+            ended_once_released(|| run_in(&["prlimit", &by], &fix, line)).ok();
             named += 1;
         }
     }

@@ -1,20 +1,74 @@
 //! `receive` on a pair of virtual interfaces, in a network namespace of the test.
 
-use crate::common::{Ended, Folder, Running, finish, finish_with, pinfold, skipped, start};
+use crate::common::{
+    Ended, Folder, Running, finish, finish_with, pinfold, skipped, start, wait_until,
+};
 use crate::receive_to::datagram;
-use crate::wire::{Wire, number_of_bytes};
+use crate::wire::{LIMIT, Wire, number_of_bytes};
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Starts the program on the far end, and waits until it has attached its own.
+/// Starts the program on the far end, and waits until it receives.
 pub(crate) fn receiving(args: &[&str]) -> Running {
-    let mut child = start(&[&["receive", "v1"][..], args].concat());
-    wait_until_attached(&mut child);
-    wait_for_queues(&child);
-    child
+    receiving_by(|| start(&[&["receive", "v1"][..], args].concat()))
+}
+
+/// Starts a program by `start`, and waits until it receives.
+pub(crate) fn receiving_by(start: impl Fn() -> Running) -> Running {
+    once_released(|| until(start(), "a queue receives", receives)).unwrap()
+}
+
+/// Runs the program on the far end, which an earlier run may have had, up to its end.
+pub(crate) fn receive(args: &[&str]) -> Ended {
+    ended_once_released(|| pinfold(&[&["receive", "v1"][..], args].concat()))
+}
+
+/// Returns the end of `run`, to which what an earlier run had is free.
+pub(crate) fn ended_once_released(run: impl Fn() -> Ended) -> Ended {
+    let (Ok(ended) | Err(ended)) = once_released(|| Err::<Ended, _>(run()));
+    ended
+}
+
+/// Repeats a run that ends because a queue or the interface is in use: the kernel releases those of
+/// an earlier run in deferred work, under a lock that the interfaces of all namespaces share, and
+/// the program waits for no more than 5 s. Any other end is returned at once.
+fn once_released<T>(run: impl Fn() -> Result<T, Ended>) -> Result<T, Ended> {
+    let in_use = ["is in use by another AF_XDP socket", "has an XDP program already"];
+    let end = Instant::now() + LIMIT;
+    loop {
+        match run() {
+            Err(ended)
+                if ended.code == Some(1)
+                    && in_use.iter().any(|words| ended.err.contains(words))
+                    && Instant::now() < end => {}
+            result => return result,
+        }
+    }
+}
+
+/// Waits until `is_so` of a program; an error if it ends before.
+fn until(mut child: Running, what: &str, is_so: impl Fn(&Child) -> bool) -> Result<Running, Ended> {
+    let end = Instant::now() + LIMIT;
+    while !is_so(&child) {
+        if child.try_wait().unwrap().is_some() {
+            return Err(finish(child));
+        }
+        assert!(Instant::now() < end, "not in {LIMIT:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(child)
+}
+
+/// Waits until a program is on the far end, which one that `child` has started may have attached.
+pub(crate) fn attached(child: Running) -> Running {
+    until(child, "a program is on the interface", |_| has_program()).unwrap()
+}
+
+/// Waits until an attached program receives.
+pub(crate) fn attached_receiving(child: Running) -> Running {
+    until(child, "a queue receives", receives).unwrap()
 }
 
 /// Ends the program as Ctrl-C does, and returns its report.
@@ -81,21 +135,14 @@ fn waits(child: &Child) -> Vec<u64> {
     queues.map(count).collect()
 }
 
-/// Waits for the first thread of a queue. They start when the sockets of all queues are behind the
-/// program; until then the kernel's stack gets packets.
-pub(crate) fn wait_for_queues(child: &Child) {
-    let end = Instant::now() + Duration::from_secs(60);
+/// Returns whether a program has the first thread of a queue. They start when the sockets of all
+/// queues are behind the XDP program; until then the kernel's stack gets packets.
+fn receives(child: &Child) -> bool {
     let is_queue = |task: std::io::Result<std::fs::DirEntry>| {
         std::fs::read_to_string(task.unwrap().path().join("comm"))
             .is_ok_and(|name| name == "receive\n")
     };
-    // Without the folder the program has ended, which the caller finds out.
-    while std::fs::read_dir(format!("/proc/{}/task", child.id()))
-        .is_ok_and(|mut tasks| !tasks.any(is_queue))
-    {
-        assert!(Instant::now() < end, "no queue receives");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().any(is_queue)
 }
 
 fn has_program() -> bool {
@@ -104,26 +151,9 @@ fn has_program() -> bool {
     String::from_utf8_lossy(&shown.stdout).contains("prog/xdp")
 }
 
-pub(crate) fn wait_for_program(wanted: bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while has_program() != wanted {
-        assert!(Instant::now() < end, "a program on the interface: not {wanted}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Waits until a program is on the interface, or panics with what this one has printed at its end.
-fn wait_until_attached(child: &mut Child) {
-    let end = Instant::now() + Duration::from_secs(180);
-    while !has_program() {
-        if let Some(status) = child.try_wait().unwrap() {
-            let mut err = String::new();
-            child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
-            panic!("the program ended ({status}): {err}");
-        }
-        assert!(Instant::now() < end, "no program on the interface");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+/// Waits until the program of a run that has ended is no longer on the far end.
+pub(crate) fn wait_until_detached() {
+    wait_until("no program is on the interface", || !has_program());
 }
 
 #[test]
@@ -170,10 +200,9 @@ fn packets_are_counted_and_written_to_a_file() {
         Err(_) => skipped("tcpdump is not installed"),
     }
     // It is not replaced.
-    pinfold(&["receive", "v1", "--pcap", &file])
-        .failed(1, &["packets.pcap exists; --force replaces it"]);
+    receive(&["--pcap", &file]).failed(1, &["packets.pcap exists; --force replaces it"]);
     let nowhere = folder.arg("no/x");
-    pinfold(&["receive", "v1", "--pcap", &nowhere]).failed(1, &[&nowhere, "check the path"]);
+    receive(&["--pcap", &nowhere]).failed(1, &[&nowhere, "check the path"]);
 }
 
 /// Others read the file while the program runs, and it is complete up to then after a kill.
@@ -202,7 +231,7 @@ fn packets_are_in_the_file_soon_after_they_have_arrived() {
     }
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     assert_eq!((finish(child).code, count()), (Some(137), 30));
-    wait_for_program(false);
+    wait_until_detached();
 }
 
 #[test]
@@ -229,7 +258,7 @@ fn a_mirror_answers_until_it_is_interrupted() {
     ] {
         assert!(ended.out.contains(part), "{part:?} is not in {ended:#?}");
     }
-    wait_for_program(false);
+    wait_until_detached();
 }
 
 #[test]
@@ -292,9 +321,8 @@ fn unreceivable_interfaces_are_named() {
     pinfold(&["receive", "v1"]).failed(1, &[waits, "queue 0 of v1 is in use"]);
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     assert_eq!(finish(child).code, Some(137));
-    wait_for_program(false);
-    let report =
-        pinfold(&["receive", "v1", "--seconds", "200ms", "--small-chunks", "--json"]).json();
+    wait_until_detached();
+    let report = receive(&["--seconds", "200ms", "--small-chunks", "--json"]).json();
     assert_eq!((&report["packets"], &report["zero_copy"]), (&0.into(), &false.into()), "{report}");
 }
 
@@ -333,5 +361,5 @@ fn missing_permissions_are_named_with_the_command() {
         1,
         &["33554432 bytes for packets cannot be locked", "RLIMIT_MEMLOCK", "CAP_IPC_LOCK"],
     );
-    wait_for_program(false);
+    wait_until_detached();
 }

@@ -1,14 +1,18 @@
 //! Every end of `receive`, good or bad: what was received is in the file and in the report.
 
-use crate::common::{Ended, Folder, Running, finish, pinfold, skipped, start, wait_for_words};
-use crate::receive::{arrived, dropped, receiving, wait_for_program, wait_for_queues};
+use crate::common::{
+    Ended, Folder, Running, finish, pinfold, skipped, start, wait_for_words, wait_until,
+};
+use crate::receive::{
+    arrived, attached, attached_receiving, dropped, receiving, wait_until_detached,
+};
 use crate::receive_to::{check_slots, datagram};
 use crate::wire::{Wire, number_of_bytes, run};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Returns the numbers of the datagrams in a file; every record is whole.
 fn captured(file: &str) -> Vec<u64> {
@@ -22,14 +26,6 @@ fn captured(file: &str) -> Vec<u64> {
 
 fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "not within a minute: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Sends `sent` packets to a program that is stopped: they stay in its ring.
@@ -114,10 +110,8 @@ fn on_a_full_disk(folder: &Folder, args: &str) -> Running {
     std::fs::create_dir(folder.path("full")).unwrap();
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", &script]);
-    let child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    wait_for_program(true);
-    child.into()
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    attached(command.spawn().unwrap().into())
 }
 
 #[test]
@@ -125,14 +119,14 @@ fn a_full_disk_ends_with_a_whole_packet_and_the_report() {
     for kept in ["--pcap", "--to"] {
         let Some(wire) = Wire::new(1, 1500) else { return };
         let folder = Folder::new();
-        let child = on_a_full_disk(&folder, kept);
+        let mut child = on_a_full_disk(&folder, kept);
         let sender = wire.sender();
         let mut number = 0;
         wait_until("it ends", || {
             // Until the program has attached its own they go to the kernel.
             (0..20).for_each(|_| assert!(sender.send(&datagram(number)).is_ok()));
             number += 1;
-            folder.path("kept").exists()
+            child.try_wait().unwrap().is_some()
         });
         let report = failed(finish(child), "No space left");
         let count = |key: &str| report[key].as_u64().unwrap();
@@ -144,7 +138,7 @@ fn a_full_disk_ends_with_a_whole_packet_and_the_report() {
             assert_eq!(count("stored") + count("not_stored"), count("packets"), "{report}");
             assert!(count("stored") > 0 && count("not_stored") > 0, "{report}");
         }
-        wait_for_program(false);
+        wait_until_detached();
     }
 }
 
@@ -162,7 +156,7 @@ fn a_fifo_without_a_reader_ends_at_the_first_signal() {
     // After ten seconds it would end without cleaning up.
     assert_eq!(ended.code, Some(130), "{ended:#?}");
     assert!(!ended.err.contains("without cleaning"), "{ended:#?}");
-    wait_for_program(false);
+    wait_until_detached();
 }
 
 #[test]
@@ -171,11 +165,10 @@ fn a_fifo_is_read_while_the_program_runs() {
     let folder = Folder::new();
     let fifo = folder.arg("fifo");
     run(&format!("mkfifo {fifo}"));
-    let child = start(&["receive", "v1", "--pcap", &fifo, "--count", "30", "--json"]);
-    wait_for_program(true);
+    let child = attached(start(&["receive", "v1", "--pcap", &fifo, "--count", "30", "--json"]));
     let reader = fifo.clone();
     let reader = std::thread::spawn(move || captured(&reader));
-    wait_for_queues(&child);
+    let child = attached_receiving(child);
     let sender = wire.sender();
     (0..30).for_each(|number| assert!(sender.send(&datagram(number)).is_ok()));
     let report = finish(child).json();
@@ -201,7 +194,7 @@ fn a_reader_that_does_not_read_ends_at_the_first_signal() {
     let report = failed(finish(child), "its reader does not read");
     let count = |key: &str| report[key].as_u64().unwrap();
     assert_eq!(count("captured") + count("not_captured"), count("packets"), "{report}");
-    wait_for_program(false);
+    wait_until_detached();
 }
 
 #[test]

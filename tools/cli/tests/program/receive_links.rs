@@ -2,9 +2,7 @@
 //! replies with checksums.
 
 use crate::common::{Folder, finish, finish_with, pinfold, skipped, start};
-use crate::receive::{
-    interrupted, receiving, wait_for_program, wait_for_queues, wait_until_received,
-};
+use crate::receive::{interrupted, receive, receiving, receiving_by, wait_until_received};
 use crate::wire::{Wire, run};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
@@ -18,9 +16,7 @@ use std::time::Duration;
 #[test]
 fn a_refusal_of_the_native_mode_is_one_note_with_its_cause() {
     let Some(wire) = Wire::new(1, 3520) else { return };
-    let child = start(&["receive", "v1", "--count", "5", "--json"]);
-    wait_for_program(true);
-    wait_for_queues(&child);
+    let child = receiving(&["--count", "5", "--json"]);
     let sender = wire.sender();
     // Every size that the MTU allows is received.
     for len in [1usize, 1400, 3000, 3492, 3492] {
@@ -36,15 +32,12 @@ fn a_refusal_of_the_native_mode_is_one_note_with_its_cause() {
     }
     let report = ended.json();
     assert_eq!((&report["packets"], &report["xdp"]), (&5.into(), &"generic".into()), "{report}");
-    pinfold(&["receive", "v1", "--xdp", "native"])
+    let by = |mode| receive(&["--xdp", mode, "--seconds", "100ms", "--json"]);
+    by("native")
         .failed(1, &["v1: native XDP refused by the driver", "os error 34", "MTU is too large"]);
-    let report =
-        pinfold(&["receive", "v1", "--xdp", "generic", "--seconds", "100ms", "--json"]).json();
-    assert_eq!(report["xdp"], "generic");
+    assert_eq!(by("generic").json()["xdp"], "generic");
     run("ip link set dev v0 mtu 1500");
-    let report =
-        pinfold(&["receive", "v1", "--xdp", "native", "--seconds", "100ms", "--json"]).json();
-    assert_eq!(report["xdp"], "native");
+    assert_eq!(by("native").json()["xdp"], "native");
 }
 
 #[test]
@@ -163,8 +156,8 @@ fn raw_ip_is_captured_and_reflected_as_raw_ip() {
         (0..5u8).map(|number| raw_datagram(1, 2, (1000, 2000), &[number; 40])).collect();
     let folder = Folder::new();
     let file = folder.arg("packets.pcap");
-    let child = start(&["receive", "t9", "--pcap", &file, "--count", "5", "--json"]);
-    wait_for_queues(&child);
+    let child =
+        receiving_by(|| start(&["receive", "t9", "--pcap", &file, "--count", "5", "--json"]));
     sent.iter().for_each(|packet| tun.write_all(packet).unwrap());
     let report = finish(child).json();
     assert_eq!(
@@ -179,8 +172,7 @@ fn raw_ip_is_captured_and_reflected_as_raw_ip() {
         assert_eq!(*reader.next_packet().unwrap().unwrap().data, packet[..]);
     }
 
-    let child = start(&["receive", "t9", "--reflect", "--json"]);
-    wait_for_queues(&child);
+    let child = receiving_by(|| start(&["receive", "t9", "--reflect", "--json"]));
     for (number, packet) in sent.iter().enumerate() {
         tun.write_all(packet).unwrap();
         let limit = Timespec { tv_sec: 60, tv_nsec: 0 };

@@ -2,7 +2,7 @@
 
 use crate::common::{Folder, finish, pinfold};
 use crate::receive::{
-    arrived, dropped, interrupted, receiving, wait_for_program, wait_for_queues,
+    arrived, dropped, interrupted, receive, receiving, receiving_by, wait_until_detached,
     wait_until_received,
 };
 use crate::wire::{Wire, number_of_bytes};
@@ -96,11 +96,8 @@ fn every_byte_is_stored_in_a_file_by_several_queues() {
     assert_eq!(report["stored"], stored.len() / 4096, "no slot is vacant: {report}");
     assert_eq!(report["not_stored"], 0, "{report}");
     assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o077, 0, "readable by its owner only");
-    pinfold(&["receive", "v1", "--to", &file])
-        .failed(1, &["packets", "would be overwritten", "--force"]);
-    let report =
-        pinfold(&["receive", "v1", "--to", &file, "--force", "--seconds", "100ms", "--json"])
-            .json();
+    receive(&["--to", &file]).failed(1, &["packets", "would be overwritten", "--force"]);
+    let report = receive(&["--to", &file, "--force", "--seconds", "100ms", "--json"]).json();
     assert_eq!(
         (&report["stored"], std::fs::metadata(&file).unwrap().len()),
         (&0.into(), 0),
@@ -115,14 +112,14 @@ fn a_limit_of_file_sizes_is_named_with_what_fits() {
     let folder = Folder::new();
     for (option, name) in [("--pcap", "packets.pcap"), ("--to", "packets")] {
         let file = folder.arg(name);
-        let mut command = Command::new("sh");
         // Blocks of 1024 bytes in bash, of 512 in other shells.
-        command.args(["-c", "ulimit -f 100 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_pinfold")]);
-        command.args(["receive", "v1", option, &file, "--seconds", "60"]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        wait_for_program(true);
-        wait_for_queues(&child);
+        let limited = ["-c", "ulimit -f 100 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_pinfold")];
+        let mut child = receiving_by(|| {
+            let mut command = Command::new("sh");
+            command.args(limited).args(["receive", "v1", option, &file]);
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().unwrap().into()
+        });
         let sender = wire.sender();
         // More than the buffer of a capture holds.
         let (mut number, end) = (0, Instant::now() + Duration::from_secs(60));
@@ -137,7 +134,7 @@ fn a_limit_of_file_sizes_is_named_with_what_fits() {
         assert!(ended.err.contains("ulimit -f"), "{ended:?}");
         let len = std::fs::metadata(&file).unwrap().len();
         assert!((1..=100 << 10).contains(&len), "{option}: {len} bytes");
-        wait_for_program(false);
+        wait_until_detached();
     }
 }
 
@@ -152,7 +149,7 @@ fn every_byte_is_stored_through_a_controller_until_it_is_full() {
     let report = store(&wire, &to, &[]);
     assert_eq!(report["stored"], check_slots(&std::fs::read(&image).unwrap()), "{report}");
     assert_eq!(report["not_stored"], 0, "{report}");
-    pinfold(&["receive", "v1", "--to", &to]).failed(1, &["disk.img", "--force"]);
+    receive(&["--to", &to]).failed(1, &["disk.img", "--force"]);
     // Fewer than before: the rest of the image is the earlier run's.
     let before = arrived();
     let child = receiving(&["--to", &to, "--force", "--json"]);
@@ -178,22 +175,22 @@ fn a_write_that_fails_ends_the_program_and_frees_the_interface() {
     let folder = Folder::new();
     // In mounts of its own, which end with the program.
     let script = format!(
-        "mount -t tmpfs -o size=64k tmpfs '{0}' && exec '{1}' receive v1 --seconds 20 --to '{0}/packets'",
+        "mount -t tmpfs -o size=64k tmpfs '{0}' && exec '{1}' receive v1 --to '{0}/packets'",
         folder.arg(""),
         env!("CARGO_BIN_EXE_pinfold")
     );
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-c", &script]);
-    let child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    wait_for_program(true);
-    wait_for_queues(&child);
+    let child = receiving_by(|| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap().into()
+    });
     let sender = wire.sender();
     for number in 0..200 {
         sender.send(&datagram(number)).unwrap();
     }
     finish(child).failed(1, &["packets", "No space left"]);
-    wait_for_program(false);
+    wait_until_detached();
 }
 
 /// A controller that is not ready has its requests sent again for ten seconds, but not after a
@@ -215,7 +212,7 @@ fn a_signal_ends_the_retries_of_what_is_being_stored() {
     let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
     assert_eq!((&report["stored"], &report["not_stored"]), (&0.into(), &10.into()), "{report}");
     ended.failed(1, &["soft:1M"]);
-    wait_for_program(false);
+    wait_until_detached();
 }
 
 #[test]
@@ -245,7 +242,7 @@ fn a_target_that_cannot_store_is_named() {
     }
     let Some(_wire) = Wire::new(1, 1500) else { return };
     let folder = Folder::new();
-    let to = |target: &str| pinfold(&["receive", "v1", "--seconds", "100ms", "--to", target]);
+    let to = |target: &str| receive(&["--seconds", "100ms", "--to", target]);
     to("vfio:0000:01:00.0").failed(2, &["--to vfio:0000:01:00.0", "file:PATH"]);
     to("soft:2048").failed(1, &["soft:2k", "2048", "4096"]);
     to(&folder.arg("no/file")).failed(1, &["no/file", "check the path"]);
@@ -261,7 +258,7 @@ fn a_target_that_cannot_store_is_named() {
         !std::path::Path::new(&absent).exists(),
         "a queue that cannot be opened leaves no file"
     );
-    wait_for_program(false);
+    wait_until_detached();
 }
 
 /// In use by QEMU, for example, whose locks these are.
@@ -273,8 +270,8 @@ fn a_file_that_is_in_use_is_not_emptied() {
     let held = std::fs::File::options().read(true).write(true).open(&path).unwrap();
     assert_eq!(::pinfold::lock_image(&held, true), ::pinfold::ImageLock::Held);
     for to in ["--to", "--pcap"] {
-        let line = ["receive", "v1", "--seconds", "100ms", "--memory", "8M", to, &path, "--force"];
-        pinfold(&line).failed(1, &["is in use"]);
+        receive(&["--seconds", "100ms", "--memory", "8M", to, &path, "--force"])
+            .failed(1, &["is in use"]);
         assert_eq!(std::fs::read(&path).unwrap(), [7; 8192], "{to}");
     }
 }

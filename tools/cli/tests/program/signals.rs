@@ -1,6 +1,6 @@
 //! Signals: a run whose file system does not respond ends, and ignored signals stay ignored.
 
-use crate::common::{Ended, Folder, Running, bytes, finish, skipped, start, words};
+use crate::common::{Ended, Folder, Running, bytes, finish, skipped, start, wait_until, words};
 use crate::serve::Server;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Read;
@@ -54,14 +54,6 @@ fn wait_until_blocked(child: &Child, signal: Signal) {
         std::fs::read_link(&exe).is_ok_and(|exe| exe.ends_with("pinfold"))
             && has(child, "SigBlk:", signal)
     });
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < end, "not seen in a minute: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Returns whether `signal` is in a set of the process's status.

@@ -3,7 +3,7 @@
 
 use crate::common::{Folder, Running, finish, skipped};
 use crate::receive::{
-    arrived, dropped, interrupted, receiving, wait_for_program, wait_until_received,
+    arrived, dropped, interrupted, receiving, wait_until_detached, wait_until_received,
 };
 use crate::receive_to::{check_slots, datagram};
 use crate::wire::{Wire, number_of, receive_until};
@@ -205,7 +205,7 @@ fn stored(wire: &Wire, folder: &Folder) -> Totals {
     send(wire, &sent, &AtomicBool::new(false));
     wait_until_received(&child, before + sent.load(Ordering::Relaxed));
     let report = interrupted(child);
-    wait_for_program(false);
+    wait_until_detached();
     assert_eq!(report["stored"], check_slots(&std::fs::read(&file).unwrap()), "{report}");
     assert_eq!(report["stored"], report["packets"], "{report}");
     assert_eq!(report["pages"]["holders"].get("store"), None, "{report}");
@@ -232,7 +232,7 @@ fn killed(wire: &Wire, folder: &Folder, round: u64) {
         assert_eq!(finish(child).code, Some(137));
         stop.store(true, Ordering::Relaxed);
     });
-    wait_for_program(false);
+    wait_until_detached();
     let stored = check_slots(&std::fs::read(&file).unwrap()) as u64;
     let sent = sent.load(Ordering::Relaxed);
     assert!(stored <= sent, "{stored} packets of {sent} stored");

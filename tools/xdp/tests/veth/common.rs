@@ -1,7 +1,7 @@
 //! A network namespace for the calling thread, with two interfaces that are connected to each
 //! other.
 
-use pinfold_xdp::{Interface, Options, Packet, Redirect, Socket, redirect};
+use pinfold_xdp::{Interface, OpenError, Options, Packet, Redirect, Socket, redirect};
 use rustix::thread::UnshareFlags;
 use std::net::UdpSocket;
 use std::process::Command;
@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 const HERE: &str = "10.99.0.1";
 const THERE: &str = "10.99.0.2";
 const PORT: u16 = 7000;
+
+/// How long a test waits for the kernel or a program.
+pub(crate) const LIMIT: Duration = Duration::from_secs(180);
 
 /// Two interfaces: the kernel sends through `v0`, and sockets receive on `v1`.
 pub(crate) struct Wire {
@@ -68,9 +71,9 @@ impl Wire {
     /// Opens one socket for each queue of the far end, and passes them its packets.
     pub(crate) fn receive(&self, options: Options) -> Vec<Socket> {
         let interface = self.far();
-        let redirect = Redirect::attach(&interface).unwrap();
+        let redirect = once_released(|| Redirect::attach(&interface));
         let open = |queue| {
-            let mut socket = options.queue(queue).open(&interface).unwrap();
+            let mut socket = once_released(|| options.queue(queue).open(&interface));
             socket.redirect(&redirect).unwrap();
             socket
         };
@@ -98,6 +101,18 @@ impl Wire {
     }
 }
 
+/// Opens what an earlier user has had, and the kernel may release later than is waited for.
+fn once_released<T>(open: impl Fn() -> Result<T, OpenError>) -> T {
+    let end = Instant::now() + LIMIT;
+    loop {
+        match open() {
+            Err(OpenError::QueueBusy { .. } | OpenError::ProgramPresent { .. })
+                if Instant::now() < end => {}
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
 /// Returns a figure of the near end: 9 are the transmitted packets, 11 the "drop" of them.
 fn transmitted(field: usize) -> u64 {
     let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
@@ -109,6 +124,15 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 
 fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// Waits until `is_so`.
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !is_so() {
+        assert!(Instant::now() < end, "not in {LIMIT:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Runs a command in the namespace of the calling thread.

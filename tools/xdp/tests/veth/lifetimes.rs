@@ -1,7 +1,7 @@
 //! Sockets that cannot be opened, and lifetimes: of pages and sockets, of programs and processes, of
 //! sockets and interfaces.
 
-use crate::common::{Wire, number_of, receive_until, run};
+use crate::common::{Wire, number_of, receive_until, run, wait_until};
 use pinfold_xdp::{
     Attached, ChunkSize, Copying, LinkType, OpenError, Packet, Redirect, RingSizes, Socket,
     SocketError, redirect,
@@ -153,11 +153,7 @@ fn nothing_stays_attached_when_a_process_is_killed() {
     assert!(has_program(), "the child's program is not there");
     child.kill().unwrap();
     child.wait().unwrap();
-    let end = Instant::now() + Duration::from_secs(60);
-    while has_program() {
-        assert!(Instant::now() < end, "the program stayed attached");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("the program is detached", || !has_program());
     // The queue is free, too.
     drop(wire.receive(Socket::options()));
 }
