@@ -4,7 +4,7 @@ use crate::common::{
     Ended, Folder, Running, finish, finish_with, pinfold, skipped, start, wait_until,
 };
 use crate::receive_to::datagram;
-use crate::wire::{LIMIT, Wire, number_of_bytes};
+use crate::wire::{LIMIT, Wire, arrived, ask, number_of_bytes, reply_drops};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
@@ -56,7 +56,7 @@ fn until(mut child: Running, what: &str, is_so: impl Fn(&Child) -> bool) -> Resu
             return Err(finish(child));
         }
         assert!(Instant::now() < end, "not in {LIMIT:?}: {what}");
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(20));
     }
     Ok(child)
 }
@@ -93,21 +93,10 @@ pub(crate) fn dropped(report: &serde_json::Value) -> u64 {
         .sum()
 }
 
-/// Returns how many packets of the near end have reached the far end's driver, or were dropped
-/// because its queue was full.
-pub(crate) fn arrived() -> u64 {
-    let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-    let line = table.lines().find_map(|line| line.trim().strip_prefix("v0:")).unwrap();
-    let fields: Vec<_> = line.split_whitespace().collect();
-    // "packets" and "drop" of the transmitted ones: a packet that waits in the driver's queue is in
-    // neither.
-    [9, 11].iter().map(|&at| fields[at].parse::<u64>().unwrap()).sum()
-}
-
 /// Waits until `sent` packets have arrived, and each thread of a queue has waited for packets
 /// afterwards.
 pub(crate) fn wait_until_received(child: &Child, sent: u64) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + LIMIT;
     while arrived() < sent {
         assert!(Instant::now() < end, "{} of {sent} packets have arrived", arrived());
         std::thread::sleep(Duration::from_millis(5));
@@ -138,11 +127,11 @@ fn waits(child: &Child) -> Vec<u64> {
 /// Returns whether a program has the first thread of a queue. They start when the sockets of all
 /// queues are behind the XDP program; until then the kernel's stack gets packets.
 fn receives(child: &Child) -> bool {
-    let is_queue = |task: std::io::Result<std::fs::DirEntry>| {
-        std::fs::read_to_string(task.unwrap().path().join("comm"))
-            .is_ok_and(|name| name == "receive\n")
+    let is_queue = |task: std::fs::DirEntry| {
+        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name == "receive\n")
     };
-    std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().any(is_queue)
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id()));
+    tasks.into_iter().flatten().flatten().any(is_queue)
 }
 
 fn has_program() -> bool {
@@ -238,22 +227,17 @@ fn packets_are_in_the_file_soon_after_they_have_arrived() {
 fn a_mirror_answers_until_it_is_interrupted() {
     let Some(wire) = Wire::new(2, 1500) else { return };
     let child = receiving(&["--reflect"]);
-    let sender = wire.sender();
-    sender.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    for number in 0..100u64 {
-        sender.send(&number.to_be_bytes()).unwrap();
-        let mut answer = [0; 16];
-        assert_eq!(sender.recv(&mut answer).unwrap(), 8);
-        assert_eq!(answer[..8], number.to_be_bytes());
-    }
+    ask(&wire.sender(), (0..100u64).map(|number| number.to_be_bytes().to_vec()));
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let ended = finish(child);
     assert_eq!(ended.code, Some(130), "{ended:#?}");
+    // Those whose answer was dropped came again.
+    let all = 100 + reply_drops();
     for part in [
         "receive v1: 2 queues",
-        "100 packets",
-        "udp 100",
-        "reflected     100 packets, 0 not sent",
+        &format!("{all} packets"),
+        &format!("udp {all}"),
+        &format!("reflected     {all} packets, 0 not sent"),
         "socket",
     ] {
         assert!(ended.out.contains(part), "{part:?} is not in {ended:#?}");

@@ -3,11 +3,9 @@
 use crate::common::{
     Ended, Folder, Running, finish, pinfold, skipped, start, wait_for_words, wait_until,
 };
-use crate::receive::{
-    arrived, attached, attached_receiving, dropped, receiving, wait_until_detached,
-};
+use crate::receive::{attached, attached_receiving, dropped, receiving, wait_until_detached};
 use crate::receive_to::{check_slots, datagram};
-use crate::wire::{Wire, number_of_bytes, run};
+use crate::wire::{Wire, arrived, number_of_bytes, run};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;

@@ -2,10 +2,10 @@
 
 use crate::common::{Folder, finish, pinfold};
 use crate::receive::{
-    arrived, dropped, interrupted, receive, receiving, receiving_by, wait_until_detached,
+    dropped, interrupted, receive, receiving, receiving_by, wait_until_detached,
     wait_until_received,
 };
-use crate::wire::{Wire, number_of_bytes};
+use crate::wire::{Wire, arrived, number_of_bytes};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};

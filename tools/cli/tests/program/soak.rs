@@ -2,11 +2,9 @@
 //! starts again.
 
 use crate::common::{Folder, Running, finish, skipped};
-use crate::receive::{
-    arrived, dropped, interrupted, receiving, wait_until_detached, wait_until_received,
-};
+use crate::receive::{dropped, interrupted, receiving, wait_until_detached, wait_until_received};
 use crate::receive_to::{check_slots, datagram};
-use crate::wire::{Wire, number_of, receive_until};
+use crate::wire::{Wire, arrived, number_of, receive_until};
 use pinfold_xdp::{Packet, Socket};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::VecDeque;

@@ -48,8 +48,7 @@ impl Wire {
             run(&format!("ip link set dev {name} addrgenmode none"));
         }
         run("ip link set dev lo up");
-        run("ip link set dev v0 up");
-        run("ip link set dev v1 up");
+        up();
         run(&format!("ip addr add {HERE}/24 dev v0"));
         let mac = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
         assert!(mac.contains("v1:"), "the namespace has no v1: {mac}");
@@ -91,14 +90,20 @@ impl Wire {
     /// the far end's driver counts are the packets that the socket refused, which counts them
     /// itself.)
     pub(crate) fn driver_drops(&self) -> u64 {
-        transmitted(11)
+        near(11)
     }
+}
 
-    /// Returns how many packets of the near end have reached the far end's driver, or were dropped
-    /// because its queue was full: one that waits in this queue is in neither.
-    pub(crate) fn arrived(&self) -> u64 {
-        transmitted(9) + transmitted(11)
-    }
+/// Brings both ends up, and waits until the near one sends: the kernel enables that in deferred work,
+/// under a lock of all namespaces, and drops packets before without counting them.
+pub(crate) fn up() {
+    run("ip link set dev v0 up");
+    run("ip link set dev v1 up");
+    wait_until("v0 sends", || {
+        let shown = Command::new("ip").args("-o link show dev v0".split(' ')).output().unwrap();
+        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+        shown.contains("state UP") && !shown.contains("qdisc noop ")
+    });
 }
 
 /// Opens what an earlier user has had, and the kernel may release later than is waited for.
@@ -113,11 +118,64 @@ fn once_released<T>(open: impl Fn() -> Result<T, OpenError>) -> T {
     }
 }
 
-/// Returns a figure of the near end: 9 are the transmitted packets, 11 the "drop" of them.
-fn transmitted(field: usize) -> u64 {
+/// Returns how many packets of the near end have reached the far end's driver, or were dropped because
+/// its queue was full: one that waits in this queue is in neither.
+pub(crate) fn arrived() -> u64 {
+    near(9) + near(11)
+}
+
+/// Returns how many packets have come back to the near end, or were dropped there.
+pub(crate) fn returned() -> u64 {
+    near(1) + near(3)
+}
+
+/// Returns a figure of the near end: 1 are the received packets, 3 is the "drop" of them, 9 and 11 are
+/// the same of the transmitted ones.
+fn near(field: usize) -> u64 {
     let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
     let line = table.lines().find_map(|line| line.trim().strip_prefix("v0:")).unwrap();
     line.split_whitespace().nth(field).unwrap().parse().unwrap()
+}
+
+/// Returns how many packets to the near end the kernel has dropped, because the queue of the
+/// processor was full.
+pub(crate) fn reply_drops() -> u64 {
+    near(3)
+}
+
+/// Asks a mirror each of `questions` until it answers. A question is asked again if the kernel counts
+/// a packet as dropped meanwhile, and for no other reason: it has one queue for each processor, which
+/// all namespaces share. Only such a question may be answered again later.
+pub(crate) fn ask(socket: &UdpSocket, questions: impl IntoIterator<Item = Vec<u8>>) {
+    socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let drops = || reply_drops() + near(11);
+    let (mut answered, mut repeated, mut bytes) = (Vec::new(), 0, [0; 2048]);
+    for question in questions {
+        let end = Instant::now() + LIMIT;
+        let mut before = drops();
+        socket.send(&question).unwrap();
+        loop {
+            match socket.recv(&mut bytes) {
+                Ok(len) if bytes[..len] == question => break,
+                Ok(len) => {
+                    let answer = bytes[..len].to_vec();
+                    let is_late = repeated > 0 && answered.contains(&answer);
+                    assert!(is_late, "{answer:?} is no answer to {question:?}");
+                    repeated -= 1;
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "{error}");
+                    assert!(Instant::now() < end, "no answer to {question:?}");
+                    let now = drops();
+                    if now > before {
+                        socket.send(&question).unwrap();
+                        (before, repeated) = (now, repeated + 1);
+                    }
+                }
+            }
+        }
+        answered.push(question);
+    }
 }
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x11];

@@ -1,7 +1,7 @@
 //! Sockets that cannot be opened, and lifetimes: of pages and sockets, of programs and processes, of
 //! sockets and interfaces.
 
-use crate::common::{Wire, number_of, receive_until, run, wait_until};
+use crate::common::{Wire, arrived, number_of, receive_until, run, wait_until};
 use pinfold_xdp::{
     Attached, ChunkSize, Copying, LinkType, OpenError, Packet, Redirect, RingSizes, Socket,
     SocketError, redirect,
@@ -14,10 +14,11 @@ fn pages_never_returned_are_named_after_the_socket_is_closed() {
     let Some(wire) = Wire::new(1, 1500) else { return };
     let mut sockets = wire.receive(Socket::options());
     let leak = sockets[0].holder("leak").unwrap();
-    let sender = wire.sender();
+    let (sender, before) = (wire.sender(), arrived());
     for number in 0..10u64 {
         sender.send(&[&number.to_be_bytes()[..], &[0; 14]].concat()).unwrap();
     }
+    wait_until("they arrive", || arrived() >= before + 10);
     let mut held = Vec::new();
     receive_until(
         &mut sockets,
