@@ -60,7 +60,7 @@ static void registers(void)
 		}
 		set(0x14, next());
 		set(0x14, 0);
-		for (int i = 0; reg(0x1c) & 1 && i < 10000; i++) usleep(10);
+		wait_ready(0);
 	}
 	CHECK(!ioctl(device, VFIO_DEVICE_RESET));
 }
@@ -202,8 +202,9 @@ static void executed(void)
 static void outlives(void)
 {
 	start(ENTRIES);
+	pid_t parent = getpid();
 	if (fork()) _exit(0);
-	usleep(50000);
+	while (getppid() == parent) usleep(1000);
 	uint8_t *own = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(!map_at(0x900000, own, PAGE, BOTH));
 	struct vfio_device_info info = { .argsz = sizeof info };
@@ -324,9 +325,10 @@ static void underneath(void)
 	CHECK(ftruncate(device, 0) < 0 && ftruncate(device, 1 << 20) < 0);
 	fallocate(device, 3, 0, 0x8000); /* a hole */
 	memset((void *)bar, 0xff, 0x8000);
-	usleep(20000);
+	for (int i = 0; reg(0x1c) == ~0u; i++) { CHECK(i < 1000000); usleep(10); }
 	memset((void *)bar, 0, 0x8000);
-	usleep(1000000); /* the controller looks at each of 6,000 wrong doorbells */
+	/* The controller looks at each of 5,000 wrong doorbells, the last of which is at 5ffch. */
+	for (int i = 0; reg(0x5ffc) != ~0u; i++) { CHECK(i < 1000000); usleep(10); }
 	int full = eventfd(0, 0);
 	uint64_t most = ~0ull - 1;
 	CHECK(write(full, &most, 8) == 8);

@@ -3,7 +3,7 @@
 
 use crate::client::Client;
 use crate::common::{
-    Ended, Folder, Running, assert_same, bytes, finish, pinfold, skipped, start, words,
+    Ended, Folder, Running, assert_same, bytes, finish, pinfold, skipped, start, wait_until, words,
 };
 use pinfold_nbd::reply::ReplyHeader;
 use pinfold_nbd::{Command as Nbd, ErrorNumber, RequestHeader};
@@ -257,12 +257,8 @@ fn clients_that_misbehave_harm_no_other() {
     deaf.0.set_nonblocking(true).unwrap();
     let request = RequestHeader { command: Nbd::READ, length: 1 << 20, ..RequestHeader::default() }
         .to_bytes();
-    let until = Instant::now() + Duration::from_millis(300);
-    while Instant::now() < until {
-        if deaf.0.write_all(&request).is_err() {
-            break;
-        }
-    }
+    let filled = (0..1_000_000).any(|_| deaf.0.write_all(&request).is_err());
+    assert!(filled, "the server stops reading");
     // Errors alone must not fill the memory either.
     let mut wrong = server.client();
     wrong.0.set_nonblocking(true).unwrap();
@@ -325,17 +321,16 @@ fn a_server_with_one_processor_is_woken_by_each_completion() {
     for options in ["--threads 1", "--threads 1 --cached", "--buffers 2M --cached"] {
         let server = Server::start(&folder, &path, options);
         let mut client = server.client();
-        // Others that use the processor make reads longer, but not all of them for a minute.
-        let (mut reads, mut woken, until) = (0, 0, Instant::now() + Duration::from_secs(60));
-        while woken < 100 {
-            fadvise(&file, 0, None, Advice::DontNeed).unwrap();
-            let start = Instant::now();
-            assert_eq!(client.read(reads % 100 * 40_960, 4096), Ok(vec![0x5a; 4096]));
-            woken += u32::from(start.elapsed() < SLEEP);
-            reads += 1;
-            assert!(Instant::now() < until, "{options}: {woken} of {reads} reads were woken");
-        }
-        assert!(u64::from(woken) * 2 > reads, "{options}: {woken} of {reads} reads were woken");
+        // Others that use the processor or the disk make reads longer, but not in each round.
+        wait_until("the server is woken by three of four completions", || {
+            let is_woken = |number: u64| {
+                fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+                let start = Instant::now();
+                assert_eq!(client.read(number * 40_960, 4096), Ok(vec![0x5a; 4096]), "{options}");
+                start.elapsed() < SLEEP
+            };
+            (0..100).map(is_woken).filter(|is_woken| *is_woken).count() >= 75
+        });
         server.stop();
     }
 }
