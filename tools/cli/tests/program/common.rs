@@ -46,7 +46,14 @@ impl Ended {
     /// Asserts success and parses the output.
     #[track_caller]
     pub(crate) fn json(self) -> serde_json::Value {
-        serde_json::from_str(&self.ok()).unwrap()
+        assert_eq!(self.code, Some(0), "{self:#?}");
+        self.report()
+    }
+
+    /// Parses the output.
+    #[track_caller]
+    pub(crate) fn report(&self) -> serde_json::Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
     }
 }
 

@@ -3,7 +3,9 @@
 use crate::common::{
     Ended, Folder, Running, finish, pinfold, skipped, start, wait_for_words, wait_until,
 };
-use crate::receive::{attached, attached_receiving, dropped, receiving, wait_until_detached};
+use crate::receive::{
+    attached, attached_receiving, dropped, interrupt, receiving, wait_until_detached,
+};
 use crate::receive_to::{check_slots, datagram};
 use crate::wire::{Wire, arrived, number_of_bytes, run};
 use rustix::process::{Pid, Signal, kill_process};
@@ -41,7 +43,7 @@ fn fill_ring(wire: &Wire, child: &Child, sent: u64) {
 fn failed(ended: Ended, words: &str) -> serde_json::Value {
     assert_eq!(ended.code, Some(1), "{ended:#?}");
     assert!(ended.err.contains(words), "{ended:#?}");
-    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    let report = ended.report();
     assert!(report["failure"].as_str().unwrap().contains(words), "{report}");
     report
 }
@@ -149,7 +151,7 @@ fn a_fifo_without_a_reader_ends_at_the_first_signal() {
     let mut child = start(&["receive", "v1", "--pcap", &fifo]);
     // It attaches to the interface before it opens the file: a signal in between finds no wait.
     wait_for_words(&mut child, "waiting for its reader");
-    signal(&child, Signal::INT);
+    interrupt(&child);
     let ended = finish(child);
     // After ten seconds it would end without cleaning up.
     assert_eq!(ended.code, Some(130), "{ended:#?}");
@@ -188,7 +190,7 @@ fn a_reader_that_does_not_read_ends_at_the_first_signal() {
     // More than the pipe holds.
     (0..400).for_each(|number| assert!(sender.send(&datagram(number)).is_ok()));
     wait_until("they arrive", || arrived() >= before + 400);
-    signal(&child, Signal::INT);
+    interrupt(&child);
     let report = failed(finish(child), "its reader does not read");
     let count = |key: &str| report[key].as_u64().unwrap();
     assert_eq!(count("captured") + count("not_captured"), count("packets"), "{report}");
@@ -235,9 +237,9 @@ fn queues_that_are_added_are_reported() {
     });
     let line = lines.recv_timeout(Duration::from_secs(60)).unwrap();
     assert!(line.contains("v1 has 3 queues now and 1 are received"), "{line}");
-    signal(&child, Signal::INT);
+    interrupt(&child);
     let ended = finish(child);
-    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    let report = ended.report();
     assert_eq!(
         (&report["queues"], &report["queues_added"]),
         (&serde_json::json!([0]), &2.into()),

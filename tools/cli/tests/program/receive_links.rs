@@ -2,10 +2,11 @@
 //! replies with checksums.
 
 use crate::common::{Folder, finish, finish_with, pinfold, skipped, start, wait_until};
-use crate::receive::{interrupted, receive, receiving, receiving_by, wait_until_received};
+use crate::receive::{
+    interrupt, interrupted, receive, receiving, receiving_by, wait_until_received,
+};
 use crate::wire::{Wire, arrived, ask, run};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
@@ -189,9 +190,9 @@ fn raw_ip_is_captured_and_reflected_as_raw_ip() {
         let len = tun.read(&mut reply).unwrap();
         assert_eq!(reply[..len], raw_datagram(2, 1, (2000, 1000), &packet[28..]), "{number}");
     }
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    interrupt(&child);
     let ended = finish(child);
-    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    let report = ended.report();
     assert_eq!(
         (&report["reflected"], &report["not_reflected"]),
         (&5.into(), &0.into()),

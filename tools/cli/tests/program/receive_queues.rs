@@ -3,12 +3,11 @@
 
 use crate::common::{Folder, Running, finish, finish_with, pinfold, skipped, wait_until};
 use crate::receive::{
-    dropped, ended_once_released, interrupted, receive, receiving, receiving_by,
+    dropped, ended_once_released, interrupt, interrupted, receive, receiving, receiving_by,
     wait_until_detached, wait_until_received,
 };
 use crate::receive_to::datagram;
 use crate::wire::{Wire, arrived, returned, run, up};
-use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
@@ -47,10 +46,10 @@ fn lines(child: &mut Child) -> Receiver<String> {
 
 /// Ends the program as Ctrl-C does, and returns its report and what it wrote to standard error.
 fn ended(child: Running) -> (serde_json::Value, String) {
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    interrupt(&child);
     let ended = finish(child);
     assert_eq!(ended.code, Some(130), "{ended:#?}");
-    (serde_json::from_str(&ended.out).unwrap(), ended.err)
+    (ended.report(), ended.err)
 }
 
 #[test]
@@ -114,7 +113,7 @@ fn tags_that_an_offload_removes_are_named_until_it_is_off() {
         // The kernel may take long to release what the run before had.
         let told = ended.err.lines().filter(|line| !line.contains("or one that has just ended"));
         let told: Vec<_> = told.collect();
-        (serde_json::from_str::<serde_json::Value>(&ended.out).unwrap(), told.join("\n"))
+        (ended.report(), told.join("\n"))
     };
     for more in [&["--reflect"][..], &["--pcap", &file], &["--to", &file], &[]] {
         let (report, err) = look("v1", more);

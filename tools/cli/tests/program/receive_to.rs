@@ -209,7 +209,7 @@ fn a_signal_ends_the_retries_of_what_is_being_stored() {
     let is_early = sent.elapsed() < LIMIT / 4;
     let ended = finish(child);
     assert!(!is_early || sent.elapsed() < LIMIT, "it waits for the limit: {ended:#?}");
-    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    let report = ended.report();
     assert_eq!((&report["stored"], &report["not_stored"]), (&0.into(), &10.into()), "{report}");
     ended.failed(1, &["soft:1M"]);
     wait_until_detached();
