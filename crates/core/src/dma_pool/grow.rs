@@ -205,13 +205,14 @@ impl Inner {
         self.raise_pressure();
         self.drain_front();
         let removed = self.take_free_chunks(&permit);
-        for_all(removed.iter().filter_map(Chunk::run), |(frame, order)| {
+        let chunks = || removed.iter().map(|one| &one.chunk);
+        for_all(chunks().filter_map(Chunk::run), |(frame, order)| {
             // SAFETY: the chunk was acquired with this order. All its blocks were in the depot, so
             // no thread has a number or a `Block` of it, and the depot has forgotten it: its memory
             // is not accessed until it is acquired again.
             unsafe { source.release(frame, order) };
         });
-        removed.iter().map(Chunk::bytes).sum()
+        chunks().map(Chunk::bytes).sum()
     }
 }
 

@@ -240,6 +240,29 @@ impl Inner {
         states.filter(|state| is_such(state.get())).count() as u64
     }
 
+    /// Calls `each` with every chunk, without a lock. Returns whether no chunk was removed meanwhile:
+    /// else chunks may have been left out. Allocates nothing.
+    pub(super) fn each_chunk(&self, mut each: impl FnMut(&Chunk)) -> bool {
+        const AT_ONCE: usize = 32;
+        let (mut next, mut removals) = (0, None);
+        loop {
+            let mut some = [const { None }; AT_ONCE];
+            let depot = self.depot.lock();
+            if *removals.get_or_insert(depot.removals) != depot.removals {
+                return false;
+            }
+            for (place, chunk) in some.iter_mut().zip(depot.chunks.iter().skip(next)) {
+                *place = Some(chunk.clone());
+            }
+            drop(depot);
+            some.iter().flatten().for_each(&mut each);
+            next += AT_ONCE;
+            if some.last().is_none_or(Option::is_none) {
+                return true;
+            }
+        }
+    }
+
     /// Allocates a block in the form `RAW` or `OWNED`.
     #[inline(always)]
     pub(super) fn alloc(&self, owner: &mut Owner, form: u8) -> Result<Slot<'_>, AllocError> {

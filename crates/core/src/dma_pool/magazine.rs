@@ -102,6 +102,8 @@ pub(super) struct Depot {
     /// The number of those that a shrink has set aside.
     pub(super) aside: u64,
     pub(super) chunks: Vec<Chunk>,
+    /// How often chunks were removed.
+    pub(super) removals: u64,
     /// Blocks and bytes of all chunks.
     pub(super) blocks: u64,
     pub(super) bytes: u64,
@@ -125,6 +127,7 @@ impl Depot {
             cut: 0,
             aside: 0,
             chunks: Vec::new(),
+            removals: 0,
             blocks: 0,
             bytes: 0,
             peak: 0,
@@ -268,11 +271,15 @@ impl Depot {
         self.aside += (before - self.part.len()) as u64;
     }
 
-    /// Returns the arrays that are more than the numbers that were cut need.
+    /// Returns the arrays that are more than the numbers that were cut need: as many as there is
+    /// memory for a list of.
     pub(super) fn surplus(&mut self) -> Vec<Box<[u32]>> {
         let needed = usize::try_from(self.cut).unwrap_or(usize::MAX).div_ceil(self.cap.magazine);
         let empty = needed.saturating_sub(self.full.len()).min(self.empty.len());
-        let surplus = self.empty.split_off(empty);
+        let mut surplus = Vec::new();
+        if surplus.try_reserve_exact(self.empty.len() - empty).is_ok() {
+            surplus.extend(self.empty.drain(empty..));
+        }
         self.full.shrink_to(needed);
         self.empty.shrink_to(needed);
         surplus

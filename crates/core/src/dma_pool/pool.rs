@@ -278,7 +278,8 @@ impl DmaPool {
         self.0.shrink()
     }
 
-    /// Ends the pool and releases all chunks.
+    /// Ends the pool and releases all chunks. O(blocks), and no lock is held for it while other
+    /// handles may be in use.
     ///
     /// # Errors
     /// [`Busy`] if other handles exist, or blocks are allocated, one of which it names. It contains
@@ -288,13 +289,17 @@ impl DmaPool {
         // those that were dropped come later.
         let handles = self.0.handles.load(Ordering::Acquire).saturating_sub(1);
         let (mut blocks, mut first) = (0, None);
-        for slot in self.0.depot.lock().chunks.iter().flat_map(Chunk::slots) {
-            if matches!(slot.state().get(), State::RAW | State::OWNED) {
-                blocks += 1;
-                // SAFETY: a block of this pool, which has its chunk.
-                first.get_or_insert_with(|| unsafe { slot.block(&self.0.layout) });
+        // Where one is removed meanwhile, there is another handle.
+        self.0.each_chunk(|chunk| {
+            count_steps(chunk.states().len());
+            for slot in chunk.slots() {
+                if matches!(slot.state().get(), State::RAW | State::OWNED) {
+                    blocks += 1;
+                    // SAFETY: a block of this pool, which has, or had, its chunk.
+                    first.get_or_insert_with(|| unsafe { slot.block(&self.0.layout) });
+                }
             }
-        }
+        });
         if handles == 0 && blocks == 0 {
             return Ok(());
         }
@@ -303,22 +308,30 @@ impl DmaPool {
     }
 
     /// Returns the pool's counters; they are displayed as the kernel's report. O(blocks), and a lock
-    /// is held for a copy of the list of chunks only. What other threads do meanwhile may be seen in
-    /// some counters and not in others.
+    /// is held for 32 chunks at a time. What other threads do meanwhile may be seen in some counters
+    /// and not in others.
     pub fn stats(&self) -> DmaPoolStats {
+        /// A thread that shrinks the pool all the time does not keep the caller for ever.
+        const ATTEMPTS: usize = 8;
         let depot = self.0.depot.lock();
-        count_steps(depot.chunks.len());
-        let chunks = depot.chunks.clone();
         let (blocks, in_depot) = (depot.blocks, depot.free());
         let (bytes, peak) = (depot.bytes, depot.peak);
         drop(depot);
-        let (mut in_use, mut free_chunks) = (0, 0);
-        for chunk in &chunks {
-            count_steps(chunk.states().len());
-            let states = chunk.states().iter().map(State::get);
-            let live = states.filter(|&state| matches!(state, State::RAW | State::OWNED)).count();
-            in_use += live as u64;
-            free_chunks += u64::from(live == 0);
+        let (mut chunks, mut in_use, mut free_chunks) = (0, 0, 0);
+        for _ in 0..ATTEMPTS {
+            (chunks, in_use, free_chunks) = (0, 0, 0);
+            let all = self.0.each_chunk(|chunk| {
+                count_steps(chunk.states().len());
+                let states = chunk.states().iter().map(State::get);
+                let live =
+                    states.filter(|&state| matches!(state, State::RAW | State::OWNED)).count();
+                chunks += 1;
+                in_use += live as u64;
+                free_chunks += u64::from(live == 0);
+            });
+            if all {
+                break;
+            }
         }
         DmaPoolStats {
             name: self.0.name.clone(),
@@ -328,7 +341,7 @@ impl DmaPool {
             blocks,
             cached: blocks.saturating_sub(in_use).saturating_sub(in_depot),
             in_depot,
-            chunks: chunks.len() as u64,
+            chunks,
             free_chunks,
             bytes,
             damaged: self.0.history.as_ref().map_or(0, |history| history.damaged()),

@@ -17,8 +17,8 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 /// A chunk that may be free.
-struct Candidate {
-    chunk: Chunk,
+pub(super) struct Candidate {
+    pub(super) chunk: Chunk,
     /// Its place in the list of chunks.
     place: usize,
     /// The number of its blocks that have been set aside. Their states are `LISTED`.
@@ -47,16 +47,20 @@ impl Candidates {
 impl Inner {
     /// Removes the chunks all of whose blocks are in the depot, as long as the minimum is left, the
     /// last ones first, and returns them; none while blocks are visited. O(blocks). Allocates
-    /// memory.
-    pub(super) fn take_free_chunks(&self, _permit: &Permit<'_>) -> Vec<Chunk> {
-        let chunks = self.depot.lock().chunks.clone();
+    /// memory, and leaves out the chunks that it has none for.
+    pub(super) fn take_free_chunks(&self, _permit: &Permit<'_>) -> Vec<Candidate> {
         let is_free = |chunk: &Chunk| {
             chunk.run().is_some() && chunk.states().iter().all(|state| state.get() == State::FREE)
         };
-        let free = chunks.into_iter().enumerate().filter(|(_, chunk)| is_free(chunk));
-        let candidate =
-            |(place, chunk)| Candidate { chunk, place, aside: 0, fresh: 0, removed: false };
-        let mut candidates = Candidates(free.map(candidate).collect());
+        let (mut candidates, mut place) = (Candidates(Vec::new()), 0);
+        // The permit keeps others from removing chunks.
+        self.each_chunk(|chunk| {
+            if is_free(chunk) && candidates.0.try_reserve(1).is_ok() {
+                let chunk = chunk.clone();
+                candidates.0.push(Candidate { chunk, place, aside: 0, fresh: 0, removed: false });
+            }
+            place += 1;
+        });
         candidates.0.sort_unstable_by_key(|candidate| candidate.chunk.first());
         if candidates.0.is_empty() {
             return Vec::new();
@@ -65,14 +69,14 @@ impl Inner {
         let surplus = self.depot.lock().remove(&mut candidates, self.minimum);
         // Dropped outside the lock.
         drop(surplus);
-        let (removed, kept): (Vec<_>, Vec<_>) =
-            candidates.0.into_iter().partition(|candidate| candidate.removed);
-        self.give_back(kept.iter().flat_map(|candidate| candidate.chunk.slots()));
-        let removed = removed.into_iter().map(|candidate| candidate.chunk);
-        let absent = |chunk: &Chunk| {
+        let mut removed = candidates.0;
+        let is_kept = |candidate: &&Candidate| !candidate.removed;
+        self.give_back(removed.iter().filter(is_kept).flat_map(|one| one.chunk.slots()));
+        removed.retain(|candidate| candidate.removed);
+        for Candidate { chunk, .. } in &removed {
             chunk.states().iter().for_each(|state| state.set(State::ABSENT));
-        };
-        removed.inspect(absent).collect()
+        }
+        removed
     }
 
     /// Sets aside the numbers of candidates that the depot's arrays have.
@@ -125,9 +129,8 @@ impl Depot {
                 candidate.fresh = range.end - range.start;
             }
         }
-        let mut last_first: Vec<_> = candidates.0.iter_mut().collect();
-        last_first.sort_unstable_by_key(|candidate| Reverse(candidate.place));
-        for candidate in last_first {
+        candidates.0.sort_unstable_by_key(|candidate| Reverse(candidate.place));
+        for candidate in &mut candidates.0 {
             let Candidate { aside, fresh, .. } = *candidate;
             let blocks = candidate.chunk.blocks();
             let left = self.blocks.checked_sub(blocks.into()).filter(|&left| left >= minimum);
@@ -140,8 +143,10 @@ impl Depot {
                 self.fresh_blocks -= u64::from(fresh);
             }
         }
+        candidates.0.sort_unstable_by_key(|candidate| candidate.chunk.first());
         self.fresh.retain(|range| !candidates.is_removed(range.start));
         self.chunks.retain(|chunk| !candidates.is_removed(chunk.first()));
+        self.removals += 1;
         self.surplus()
     }
 }

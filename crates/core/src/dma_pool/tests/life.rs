@@ -368,6 +368,20 @@ fn counted_stats_hold_the_lock_for_the_list_of_chunks() {
     blocks.into_iter().for_each(|block| local.free_raw(block).unwrap());
 }
 
+#[cfg(feature = "count-rmw")]
+#[test]
+fn counted_a_refused_end_holds_the_lock_for_some_chunks() {
+    let heap = heap(64);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..800_000).map(|_| local.alloc_raw().unwrap()).collect();
+    crate::sync::rmw_reset();
+    let busy = pool.destroy().unwrap_err();
+    assert_eq!((busy.blocks, busy.handles, busy.first), (800_000, 1, Some(blocks[0])));
+    assert!(crate::sync::longest_hold() < 2_000, "{}", crate::sync::longest_hold());
+    blocks.into_iter().for_each(|block| local.free_raw(block).unwrap());
+}
+
 /// No lock is held for all blocks of the pool.
 #[cfg(feature = "count-rmw")]
 #[test]
