@@ -22,7 +22,7 @@ use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering, unique_number};
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, TryReserveError};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ptr::NonNull;
@@ -108,6 +108,10 @@ impl Inner {
         // accessed.
         let memory = unsafe { span_memory(&source, MAX_SPAN) }?;
         let (config, page_bytes) = checked(config)?;
+        let len = memory.len();
+        let no_memory = |_| CreateError::NoMemory { ring: config.ring, len };
+        let directory = Directory::new((len as u64).div_ceil(Frame::BYTES)).map_err(no_memory)?;
+        let ring = Ring::new(config.ring).map_err(no_memory)?;
         Ok(Self {
             refs: AtomicU64::new(BIAS),
             memory,
@@ -115,8 +119,8 @@ impl Inner {
             page_bytes,
             sync,
             sync_panics: PanicFlag::new(),
-            directory: Directory::new((memory.len() as u64).div_ceil(Frame::BYTES)),
-            ring: Ring::new(config.ring),
+            directory,
+            ring,
             config,
             spill: Mutex::new(Spill { entries: Vec::new(), discarded: 0, closed: false }),
             ring_full: AtomicU64::new(0),
@@ -278,11 +282,29 @@ impl Inner {
             unsafe { self.source.release(frame, order) };
             return Err(AllocError::Misplaced { frame, order });
         }
+        if self.reserve(order).is_err() {
+            // SAFETY: just acquired with this order, and not used.
+            unsafe { self.source.release(frame, order) };
+            return Err(AllocError::NoMemory { bytes, size: self.page_bytes as u64 });
+        }
         self.enter(frame, order);
         Ok((frame.index(), order.frames()))
     }
 
-    /// Records a chunk and its pages, and reserves room for them in the spill list.
+    /// Makes room in the list of chunks for one of this order, and in the spill list for its pages.
+    fn reserve(&self, order: Order) -> Result<(), TryReserveError> {
+        let mut chunks = self.chunks.lock();
+        chunks.list.try_reserve(1)?;
+        let frames = |chunk: &Chunk| u64::from(chunk.order.frames());
+        let frames = chunks.list.iter().map(frames).sum::<u64>() + u64::from(order.frames());
+        drop(chunks);
+        let total = usize::try_from(frames >> self.config.order.get()).unwrap_or(usize::MAX);
+        let mut spill = self.spill.lock();
+        let more = total.saturating_sub(spill.entries.len());
+        spill.entries.try_reserve(more)
+    }
+
+    /// Records a chunk and its pages, for which there is [room](Self::reserve).
     fn enter(&self, frame: Frame, order: Order) {
         let per_page = self.config.order.frames();
         let pages = order.frames() / per_page;
@@ -292,22 +314,10 @@ impl Inner {
                 record.set_free();
             }
         }
-        let total = {
-            let mut chunks = self.chunks.lock();
-            let at = chunks.list.partition_point(|chunk| chunk.frame < frame);
-            chunks.list.insert(
-                at,
-                Chunk { frame, order, pages_out: pages + 1, on_empty: OnEmpty::Release },
-            );
-            chunks
-                .list
-                .iter()
-                .map(|chunk| (chunk.order.frames() / per_page) as usize)
-                .sum::<usize>()
-        };
-        let mut spill = self.spill.lock();
-        let more = total.saturating_sub(spill.entries.len());
-        spill.entries.reserve(more);
+        let mut chunks = self.chunks.lock();
+        let at = chunks.list.partition_point(|chunk| chunk.frame < frame);
+        let chunk = Chunk { frame, order, pages_out: pages + 1, on_empty: OnEmpty::Release };
+        chunks.list.insert(at, chunk);
     }
 
     /// Returns the number of chunks and their size in bytes.

@@ -128,7 +128,7 @@ fn drain(ring: &Ring, most: u64) -> Vec<u32> {
 #[test]
 fn loom_ring_delivers_each_entry_once() {
     check(3, || {
-        let ring = Arc::new(Ring::new(2));
+        let ring = Arc::new(Ring::new(2).unwrap());
         let put = |ring: Arc<Ring>, entries: Vec<Entry>| {
             thread::spawn(move || match ring.claim(entries.len()) {
                 Ok(Some(claim)) => claim.fill(&entries),
@@ -154,7 +154,7 @@ fn loom_ring_delivers_each_entry_once() {
 #[test]
 fn loom_ring_closed_during_a_claim() {
     check(3, || {
-        let ring = Arc::new(Ring::new(2));
+        let ring = Arc::new(Ring::new(2).unwrap());
         let put = |at: u32| {
             let ring = ring.clone();
             thread::spawn(move || match ring.claim(1) {

@@ -13,6 +13,8 @@
 use crate::frame::Frame;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 use alloc::boxed::Box;
+use alloc::collections::TryReserveError;
+use alloc::vec::Vec;
 use core::ptr::{NonNull, null_mut};
 
 /// log2 of the number of frames in a region: 2 MiB, or a few frames under the model checker.
@@ -149,9 +151,11 @@ pub(super) struct Directory(Box<[AtomicPtr<Region>]>);
 
 impl Directory {
     /// Creates the directory for frames below `frames`: 8 bytes for each 2 MiB.
-    pub(super) fn new(frames: u64) -> Self {
-        let regions = frames.div_ceil(REGION_FRAMES as u64);
-        Self((0..regions).map(|_| AtomicPtr::new(null_mut())).collect())
+    pub(super) fn new(frames: u64) -> Result<Self, TryReserveError> {
+        let (count, mut regions) = (frames.div_ceil(REGION_FRAMES as u64), Vec::new());
+        regions.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX))?;
+        regions.extend((0..count).map(|_| AtomicPtr::new(null_mut())));
+        Ok(Self(regions.into()))
     }
 
     /// Returns the record of a frame, if the pool has had a chunk in its region. Lock-free.

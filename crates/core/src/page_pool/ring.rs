@@ -12,6 +12,8 @@
 
 use crate::sync::{AtomicU64, CachePadded, Ordering, relax};
 use alloc::boxed::Box;
+use alloc::collections::TryReserveError;
+use alloc::vec::Vec;
 
 /// The number of pages moved at a time: half a magazine of the consumer.
 pub(super) const BULK: usize = 64;
@@ -74,12 +76,15 @@ pub(super) struct Ring {
 
 impl Ring {
     /// Creates a ring. `capacity` is a power of two.
-    pub(super) fn new(capacity: u32) -> Self {
-        Self {
+    pub(super) fn new(capacity: u32) -> Result<Self, TryReserveError> {
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(capacity as usize)?;
+        slots.extend((0..capacity).map(|_| AtomicU64::new(0)));
+        Ok(Self {
             tail: CachePadded(AtomicU64::new(0)),
             head: CachePadded(AtomicU64::new(0)),
-            slots: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
-        }
+            slots: slots.into(),
+        })
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "masked below the number of slots")]
