@@ -4,6 +4,7 @@ use crate::bus::BusFault;
 use pinfold::probe::{FileLimit, MapLimit};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
+use std::collections::TryReserveError;
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -167,9 +168,23 @@ impl MemoryMedia {
     /// Creates a medium of `bytes` bytes without allocating them; the cost is 32 bytes per 2 MiB.
     /// Where a limit of the process or the machine leaves too little memory for a chunk, the medium
     /// is full.
+    ///
+    /// # Panics
+    /// Where [`try_new`](Self::try_new) fails.
+    #[expect(clippy::expect_used, reason = "documented")]
     pub fn new(bytes: u64) -> Self {
-        let chunks = (0..bytes.div_ceil(CHUNK)).map(|_| Mutex::new(None)).collect();
-        Self { chunks, bytes }
+        Self::try_new(bytes).expect("32 bytes per 2 MiB of a medium")
+    }
+
+    /// Like [`new`](Self::new), of a size that the caller does not choose.
+    ///
+    /// # Errors
+    /// There is no memory for the 32 bytes per 2 MiB.
+    pub fn try_new(bytes: u64) -> Result<Self, TryReserveError> {
+        let (count, mut chunks) = (bytes.div_ceil(CHUNK), Vec::new());
+        chunks.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX))?;
+        chunks.extend((0..count).map(|_| Mutex::new(None)));
+        Ok(Self { chunks: chunks.into(), bytes })
     }
 
     /// Returns the number of bytes allocated.

@@ -119,6 +119,12 @@ pub enum Error {
         /// The largest depth.
         limit: usize,
     },
+    /// There is no memory for the state of a queue.
+    #[error("cannot allocate the state of a queue of {depth} requests: use a smaller depth")]
+    NoMemory {
+        /// The requested depth.
+        depth: usize,
+    },
     /// All queue pairs are in use.
     #[error("all {limit} I/O queue pairs that the controller granted are in use: drop one")]
     NoQueueLeft {

@@ -6,7 +6,8 @@
 //! of a queue before they are sent. The queues of a controller share only [`Retries`], the requests
 //! that wait for a retry: as long as there are none, a submission costs them one load.
 
-use super::slots::{Operation, Request};
+use super::slots::{Operation, Request, list, room};
+use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -63,10 +64,10 @@ struct Groups {
 }
 
 impl Groups {
-    fn new(depth: usize) -> Self {
+    fn new(depth: usize) -> Result<Self, TryReserveError> {
         let counters = (depth * COUNTERS).next_power_of_two();
-        let counts = std::iter::repeat_n(0, counters).collect();
-        Self { counts, shift: u64::BITS - counters.trailing_zeros(), wide: 0 }
+        let counts = list(counters, |_| 0)?.into();
+        Ok(Self { counts, shift: u64::BITS - counters.trailing_zeros(), wide: 0 })
     }
 
     /// Returns the groups of an extent that is not empty; `None` if it is wide.
@@ -118,9 +119,12 @@ pub(super) struct Extents {
 
 impl Extents {
     /// Creates an empty set for tags below `depth`.
-    pub(super) fn new(depth: usize) -> Self {
-        let places = std::iter::repeat_n(usize::MAX, depth).collect();
-        Self { live: Vec::with_capacity(depth), groups: Groups::new(depth), places, changing: 0 }
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub(super) fn new(depth: usize) -> Result<Self, TryReserveError> {
+        let places = list(depth, |_| usize::MAX)?.into();
+        Ok(Self { live: room(depth)?, groups: Groups::new(depth)?, places, changing: 0 })
     }
 
     /// Returns how many requests conflict with `extent`. Linear in the requests in flight; constant
@@ -216,11 +220,16 @@ impl Retries {
     }
 
     /// Reserves space for the requests of one more queue.
-    pub(super) fn add_queue(&self, depth: usize) {
+    ///
+    /// # Errors
+    /// There is no memory for it; nothing has changed.
+    pub(super) fn add_queue(&self, depth: usize) -> Result<(), TryReserveError> {
         let mut list = self.list();
-        list.most += depth;
-        let more = list.most.saturating_sub(list.requests.len());
-        list.requests.reserve(more);
+        let most = list.most + depth;
+        let more = most.saturating_sub(list.requests.len());
+        list.requests.try_reserve(more)?;
+        list.most = most;
+        Ok(())
     }
 
     /// Removes all requests of a queue, which sends nothing more.
@@ -313,7 +322,7 @@ mod tests {
         fn conflicts_are_those_of_the_live_requests(
             steps in proptest::collection::vec((0u16..6, extent()), 1..60),
         ) {
-            let mut extents = Extents::new(6);
+            let mut extents = Extents::new(6).unwrap();
             let mut model: [Option<Extent>; 6] = [None; 6];
             for (tag, extent) in steps {
                 let at = usize::from(tag);
@@ -362,7 +371,7 @@ mod tests {
     /// A scan would be right, too: this is what makes it rare.
     #[test]
     fn few_requests_to_other_blocks_need_a_scan() {
-        let mut extents = Extents::new(128);
+        let mut extents = Extents::new(128).unwrap();
         (0..128).for_each(|tag| extents.insert(tag, write(u64::from(tag) * 8000, 8)));
         let scans = |extents: &Extents| {
             (0..1000)
@@ -423,18 +432,18 @@ mod tests {
     fn there_is_room_for_all_requests_of_all_queues() {
         let retries = Retries::default();
         let capacity = || retries.list().requests.capacity();
-        retries.add_queue(100);
-        retries.add_queue(60);
+        retries.add_queue(100).unwrap();
+        retries.add_queue(60).unwrap();
         let before = capacity();
         (0..100).for_each(|tag| _ = retries.insert((1, tag, 0), write(0, 8), None));
         (0..60).for_each(|tag| _ = retries.insert((2, tag, 0), write(0, 8), None));
         assert_eq!(capacity(), before);
         // The room of a queue that has ended is another's.
         retries.remove_queue(1, 100);
-        retries.add_queue(100);
+        retries.add_queue(100).unwrap();
         assert_eq!((capacity(), retries.list().most), (before, 160));
         // Beside those that are there.
-        retries.add_queue(1000);
+        retries.add_queue(1000).unwrap();
         assert!(capacity() >= 1160);
     }
 }

@@ -9,8 +9,26 @@ use core::mem::offset_of;
 use pinfold_core::dma_pool::{ChunkSource, Coherent};
 use pinfold_core::frame::Frame;
 use pinfold_core::mem::{AccessError, DmaMemory};
+use std::collections::TryReserveError;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
+
+/// Returns an empty list with room for `count` values.
+pub(super) fn room<T>(count: usize) -> Result<Vec<T>, TryReserveError> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(count)?;
+    Ok(list)
+}
+
+/// Returns a list of `count` values.
+pub(super) fn list<T>(
+    count: usize,
+    value: impl FnMut(usize) -> T,
+) -> Result<Vec<T>, TryReserveError> {
+    let mut list = room(count)?;
+    list.extend((0..count).map(value));
+    Ok(list)
+}
 
 /// A command. Its identifier is the slot and the slot's use count, so that a second completion of
 /// an earlier command in the same slot is recognised.

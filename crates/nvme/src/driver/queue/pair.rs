@@ -8,14 +8,14 @@ use crate::driver::inner::{CreatedQueuePair, Inner, PendingRelease, RingSizes};
 use crate::driver::namespace::Namespace;
 use crate::driver::overlap::{Extent, Extents};
 use crate::driver::slots::{
-    CommandIds, CommandSlot, CompletionRing, DmaBuffer, RequestSlot, SubmissionRing,
+    CommandIds, CommandSlot, CompletionRing, DmaBuffer, RequestSlot, SubmissionRing, list, room,
 };
 use crate::interrupt::Interrupt;
 use crate::registers::Registers;
 use crate::spec::{Doorbell, SglSupport};
 use pinfold_core::dma_pool::{ChunkSource, PoolLocal};
 use pinfold_core::gather::Profile;
-use std::collections::VecDeque;
+use std::collections::{TryReserveError, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -133,10 +133,25 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             return Err(Error::Depth { depth, limit });
         }
         let slots = depth.max(MIN_SLOTS).min(limit);
+        // Before the controller knows of it.
+        let no_memory = |_| Error::NoMemory { depth };
+        let commands = list(slots, |_| CommandSlot::default()).map_err(no_memory)?;
+        let requests = list(depth, |_| RequestSlot::default()).map_err(no_memory)?;
+        let extents = Extents::new(depth).map_err(no_memory)?;
+        let completions = room(depth).map_err(no_memory)?;
+        let free_commands = free_list(slots).map_err(no_memory)?;
+        let free_requests = free_list(depth).map_err(no_memory)?;
+        let unsent = room(depth).map_err(no_memory)?;
+        let (held, unblocked) = (room(depth).map_err(no_memory)?, room(depth).map_err(no_memory)?);
+        let behind = room(depth).map_err(no_memory)?;
+        let retrying = room(slots).map_err(no_memory)?;
         let sizes = RingSizes::new(slots + 1, usize::from(inner.registers.cap().mqes()) + 1);
         let number = vector.as_ref().map(|vector| vector.number);
+        let (serial, retries) = (in_flight::next_queue_serial(), &inner.shared.retries);
+        retries.add_queue(depth).map_err(no_memory)?;
+        let created = inner.create_queue_pair(sizes, number);
         let CreatedQueuePair { id, generation, info, namespace_version, sq, cq } =
-            inner.create_queue_pair(sizes, number)?;
+            created.inspect_err(|_| retries.remove_queue(serial, depth))?;
         let identity = info.identity;
         let sgl_align = match identity.sgls {
             SglSupport::AnyAlignment if inner.config.use_sgls => Some(1),
@@ -144,10 +159,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             _ => None,
         };
         let now_ns = inner.config.clock.now_ns();
-        inner.shared.retries.add_queue(depth);
         Ok(Self {
             id,
-            serial: in_flight::next_queue_serial(),
+            serial,
             lists: inner.lists.local(),
             generation,
             namespaces: info.namespaces,
@@ -164,24 +178,24 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             sq: SubmissionRing::new(DmaBuffer::clone(&sq), sizes.submission),
             cq: CompletionRing::new(DmaBuffer::clone(&cq), sizes.completion),
             rings: vec![sq, cq],
-            commands: (0..slots).map(|_| CommandSlot::default()).collect(),
-            free_commands: free_list(slots),
+            commands: commands.into(),
+            free_commands,
             ids: CommandIds::new(slots),
             quarantined: 0,
             aborts: 0,
-            requests: (0..depth).map(|_| RequestSlot::default()).collect(),
-            free_requests: free_list(depth),
-            unsent: VecDeque::with_capacity(depth),
-            extents: Extents::new(depth),
-            held: Vec::with_capacity(depth),
-            unblocked: Vec::with_capacity(depth),
+            requests: requests.into(),
+            free_requests,
+            unsent: VecDeque::from(unsent),
+            extents,
+            held,
+            unblocked,
             listed: 0,
-            behind: Vec::with_capacity(depth),
-            retrying: Vec::with_capacity(slots),
+            behind,
+            retrying,
             retries_abandoned: false,
             next_retry_ns: u64::MAX,
             retrying_since_ns: u64::MAX,
-            completions: VecDeque::with_capacity(depth),
+            completions: VecDeque::from(completions),
             next_deadline_ns: u64::MAX,
             now_ns,
             last_status_ns: now_ns,
@@ -238,8 +252,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
 }
 
 /// Returns the numbers below `count`, 0 last, so that it is popped first.
-fn free_list(count: usize) -> Vec<u16> {
-    (0..count).rev().filter_map(|slot| u16::try_from(slot).ok()).collect()
+fn free_list(count: usize) -> Result<Vec<u16>, TryReserveError> {
+    let mut free = room(count)?;
+    free.extend((0..count).rev().filter_map(|slot| u16::try_from(slot).ok()));
+    Ok(free)
 }
 
 impl<R: Registers, S: ChunkSource + Clone> Drop for Queue<R, S> {
