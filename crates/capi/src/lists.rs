@@ -2,20 +2,22 @@
 //! descriptors, as [`pinfold_core::gather`] lays them out.
 
 use crate::block::pf_block_t;
-use crate::failure::{Failure, fail};
+use crate::failure::{Failure, check_out, fail};
 use pinfold::core::gather::prp::{ControllerPage, ListPage, ListPages, Prps};
 use pinfold::core::gather::sgl::Sgl;
 use pinfold::core::gather::{GatherError, LayoutError, Profile};
 use pinfold::{DmaMemory, Iova, Segment};
+use std::ffi::c_uint;
 use std::fmt;
 use std::ptr::NonNull;
 
 /// The most list pages of a description: 64 of 4 KiB describe 127 MiB by PRP entries.
 pub(crate) const MOST_LISTS: usize = 64;
 
-/// The list pages of a call.
-pub(crate) struct Lists<'l> {
-    rest: std::slice::Iter<'l, pf_block_t>,
+/// The list pages of a call: the caller's array, of which each element is read when it is taken.
+pub(crate) struct Lists {
+    first: *const pf_block_t,
+    taken: usize,
     count: usize,
 }
 
@@ -31,16 +33,22 @@ impl fmt::Display for NoLists {
     }
 }
 
-impl<'l> Lists<'l> {
-    /// Describes list pages.
+impl Lists {
+    /// Describes `count` list pages, of which the first [`MOST_LISTS`] are used.
     ///
     /// # Errors
     /// `EFAULT`, `EINVAL`: one has no memory, or is not aligned to 8 bytes.
     ///
     /// # Safety
+    /// `first` is null or has `count` elements, which nothing changes as long as the value is used.
     /// The memory of each can be written, and is not accessed otherwise except as shared memory.
-    pub(crate) unsafe fn new(lists: &'l [pf_block_t]) -> Result<Self, Failure> {
-        for (index, list) in lists.iter().enumerate() {
+    pub(crate) unsafe fn new(first: *const pf_block_t, count: c_uint) -> Result<Self, Failure> {
+        if count > 0 {
+            check_out(first, "lists")?;
+        }
+        let lists = Self { first, taken: 0, count: (count as usize).min(MOST_LISTS) };
+        for index in 0..lists.count {
+            let List(list) = lists.read(index);
             if list.va.is_null() {
                 return Err(fail!(EFAULT, "list page {index} has no memory: its va is NULL"));
             }
@@ -49,7 +57,13 @@ impl<'l> Lists<'l> {
                 return Err(fail!(EINVAL, "list page {index} at {va:p} is not aligned to 8 bytes"));
             }
         }
-        Ok(Self { rest: lists.iter(), count: lists.len() })
+        Ok(lists)
+    }
+
+    /// Reads an element, whose index is below the count.
+    fn read(&self, index: usize) -> List {
+        // SAFETY: one of the elements, as promised to `new`. C need not align them.
+        List(unsafe { self.first.wrapping_add(index).read_unaligned() })
     }
 }
 
@@ -72,12 +86,16 @@ impl ListPage for List {
     fn quarantine(self) {}
 }
 
-impl ListPages for Lists<'_> {
+impl ListPages for Lists {
     type Page = List;
     type TakeError = NoLists;
 
     fn take(&mut self) -> Result<List, NoLists> {
-        self.rest.next().copied().map(List).ok_or(NoLists { count: self.count })
+        if self.taken == self.count {
+            return Err(NoLists { count: self.count });
+        }
+        self.taken += 1;
+        Ok(self.read(self.taken - 1))
     }
 
     fn give(&mut self, _: List) {}
@@ -90,7 +108,7 @@ impl ListPages for Lists<'_> {
 /// `EINVAL`; `ENOSPC` if there are too few list pages.
 pub(crate) fn prp(
     segments: impl IntoIterator<Item = Segment>,
-    mut lists: Lists<'_>,
+    mut lists: Lists,
 ) -> Result<([u64; 2], usize), Failure> {
     let laid_out = Prps::<List, MOST_LISTS>::new(ControllerPage::SIZE_4K, segments, &mut lists);
     let prps = laid_out.map_err(|error| match &error {
@@ -107,7 +125,7 @@ pub(crate) fn prp(
 /// As [`prp`].
 pub(crate) fn sgl(
     segments: impl IntoIterator<Item = Segment>,
-    mut lists: Lists<'_>,
+    mut lists: Lists,
 ) -> Result<([u8; 16], usize), Failure> {
     let any = Profile::new(u32::MAX, u64::from(u32::MAX), 0, 1);
     let any = any.map_err(|error| fail!(EINVAL, "{error}"))?;
@@ -166,6 +184,13 @@ mod tests {
         (memory, (0..count).map(block).collect())
     }
 
+    /// # Safety
+    /// As for [`Lists::new`].
+    unsafe fn lists(blocks: &[pf_block_t]) -> Result<Lists, Failure> {
+        // SAFETY: as the caller promises.
+        unsafe { Lists::new(blocks.as_ptr(), u32::try_from(blocks.len()).unwrap()) }
+    }
+
     /// The crate's own, with list pages of a pool.
     fn pool() -> PoolLocal {
         let domain = Domain::soft().unwrap();
@@ -204,7 +229,7 @@ mod tests {
             let segment = Segment { iova: Iova::new(0x10_0000_0000 + offset / 4 * 4), len };
             let (_memory, blocks) = pages(8, 4096);
             // SAFETY: the memory of the blocks is live, and used here only.
-            let (entries, used) = prp([segment], unsafe { Lists::new(&blocks) }.unwrap()).unwrap();
+            let (entries, used) = prp([segment], unsafe { lists(&blocks) }.unwrap()).unwrap();
             let mut local = pool();
             let mut own = Noting(&mut local, Vec::new());
             let prps = Prps::<_, 8>::new(ControllerPage::SIZE_4K, [segment], &mut own).unwrap();
@@ -240,7 +265,7 @@ mod tests {
             }).collect();
             let (_memory, blocks) = pages(16, 4096);
             // SAFETY: the memory of the blocks is live, and used here only.
-            let (bytes, used) = sgl(segments.clone(), unsafe { Lists::new(&blocks) }.unwrap()).unwrap();
+            let (bytes, used) = sgl(segments.clone(), unsafe { lists(&blocks) }.unwrap()).unwrap();
             let mut local = pool();
             let mut own = Noting(&mut local, Vec::new());
             let any = Profile::new(u32::MAX, u64::from(u32::MAX), 0, 1).unwrap();
@@ -270,7 +295,7 @@ mod tests {
         let segment = |len| [Segment { iova: Iova::new(0x1000), len }];
         let (_memory, mut blocks) = pages(2, 4096);
         // SAFETY: the memory of the blocks is live, and used here only.
-        let refused = |blocks: &[pf_block_t], len| match unsafe { Lists::new(blocks) } {
+        let refused = |blocks: &[pf_block_t], len| match unsafe { lists(blocks) } {
             Ok(lists) => prp(segment(len), lists).map_or_else(|failure| failure.errno(), |_| 0),
             Err(failure) => failure.errno(),
         };

@@ -238,20 +238,6 @@ pub unsafe extern "C" fn pf_segments(
     })
 }
 
-/// Reads the list pages that a caller passes.
-///
-/// # Safety
-/// `lists` is null or has `count` elements, of memory that can be written.
-unsafe fn read_lists(lists: *const pf_block_t, count: c_uint) -> Result<Vec<pf_block_t>, Failure> {
-    if count > 0 {
-        check_out(lists, "lists")?;
-    }
-    let most = lists::MOST_LISTS;
-    let count = (count as usize).min(most);
-    // SAFETY: one of the elements, as the caller promises.
-    Ok((0..count).map(|at| unsafe { lists.wrapping_add(at).read_unaligned() }).collect())
-}
-
 /// Lays out a part of registered memory as the PRP entries of an NVMe command, for a controller
 /// with pages of 4096 bytes (NVM Express Base Specification, section 4.1.1).
 ///
@@ -267,10 +253,11 @@ unsafe fn read_lists(lists: *const pf_block_t, count: c_uint) -> Result<Vec<pf_b
 /// Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
 /// pages); EINVAL (not inside the memory, 0 bytes, `off`, or a list page that is not as above);
 /// EFAULT; EBADF. Then nothing is stored, except in list pages.
-/// Thread: any. Allocates for `lists`. Since 0.2.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
-/// `lists` is null or has `n_lists` elements, of memory that can be written; `prp` is null, or two
+/// `lists` is null or has `n_lists` elements, which nothing changes meanwhile, of memory that can be
+/// written; `prp` is null, or two
 /// elements can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pf_prp(
@@ -285,9 +272,7 @@ pub unsafe extern "C" fn pf_prp(
         check_out(prp, "prp")?;
         let reg = REGS.get(reg)?;
         // SAFETY: as the caller promises.
-        let pages = unsafe { read_lists(lists, n_lists) }?;
-        // SAFETY: as the caller promises.
-        let pages = unsafe { Lists::new(&pages) }?;
+        let pages = unsafe { Lists::new(lists, n_lists) }?;
         let (entries, used) = lists::prp([reg.segment(off, len)?], pages)?;
         // SAFETY: as the caller promises.
         unsafe { store(prp.cast::<[u64; 2]>(), entries, "prp") }?;
@@ -312,7 +297,8 @@ pub unsafe extern "C" fn pf_prp(
 /// Thread: any. Since 0.2.
 ///
 /// # Safety
-/// `lists` is null or has `n_lists` elements, of memory that can be written; `sgl1` is null, or 16
+/// `lists` is null or has `n_lists` elements, which nothing changes meanwhile, of memory that can be
+/// written; `sgl1` is null, or 16
 /// bytes can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pf_sgl(
@@ -327,9 +313,7 @@ pub unsafe extern "C" fn pf_sgl(
         check_out(sgl1, "sgl1")?;
         let reg = REGS.get(reg)?;
         // SAFETY: as the caller promises.
-        let pages = unsafe { read_lists(lists, n_lists) }?;
-        // SAFETY: as the caller promises.
-        let pages = unsafe { Lists::new(&pages) }?;
+        let pages = unsafe { Lists::new(lists, n_lists) }?;
         let (descriptor, used) = lists::sgl([reg.segment(off, len)?], pages)?;
         // SAFETY: as the caller promises.
         unsafe { store(sgl1.cast::<[u8; 16]>(), descriptor, "sgl1") }?;

@@ -132,6 +132,17 @@ static void described(void) {
     CHECK(prp[0] == iova + 512 && prp[1] == 0x7000000);
     for (int i = 0; i < 3; i++)
         CHECK(list[i] == iova + 4096 * (i + 1));
+    /* More than are used, which are looked at all the same; not those behind the 64th. */
+    static pf_block_t many[66];
+    for (int i = 0; i < 64; i++)
+        many[i] = lists[0];
+    CHECK(pf_prp(reg, 512, 3 * 4096, many, 66, prp) == 1 && prp[1] == 0x7000000);
+    many[63].va = NULL;
+    REFUSED(EFAULT, "list page 63", pf_prp(reg, 512, 3 * 4096, many, 66, prp));
+    /* An array that is not aligned. */
+    static char bytes[1 + sizeof(pf_block_t)];
+    memcpy(bytes + 1, lists, sizeof *lists);
+    CHECK(pf_prp(reg, 512, 3 * 4096, (const pf_block_t *)(const void *)(bytes + 1), 1, prp) == 1);
     lists[0].iova++;
     REFUSED(EINVAL, "as a list page", pf_prp(reg, 0, 3 * 4096, lists, 1, prp));
     lists[0].iova--;
@@ -143,6 +154,8 @@ static void described(void) {
     REFUSED(EFAULT, "`sgl1` is NULL", pf_sgl(reg, 0, 1, NULL, 0, NULL));
     REFUSED(EINVAL, "not inside", pf_sgl(reg, 0, size + 1, NULL, 0, sgl));
     REFUSED(EBADF, "no handle", pf_sgl(NULL, 0, 1, NULL, 0, sgl));
+    REFUSED(EFAULT, "`lists` is NULL", pf_sgl(reg, 0, 1, NULL, 1, sgl));
+    CHECK(pf_sgl(reg, 4097, 1000001, lists, 1, sgl) == 0);
     CHECK(pf_sgl(reg, 4097, 1000001, NULL, 0, sgl) == 0);
     uint64_t address = iova + 4097;
     uint32_t len = 1000001;
