@@ -269,7 +269,7 @@ pub unsafe extern "C" fn pf_arena_map_into(
     iova: *mut u64,
 ) -> c_int {
     call(|| {
-        let arena = ARENAS.get_waiting(arena)?;
+        let arena = ARENAS.get(arena)?;
         let state = Arc::clone(&DOMAINS.get(domain)?.state);
         let mut domains = arena.domains.lock().unwrap_or_else(PoisonError::into_inner);
         let mapped = arena.arena.map_into(&state.domain).map_err(|error| Failure::from(&error))?;
@@ -308,7 +308,7 @@ pub extern "C" fn pf_uring_register_arena(
     index: c_uint,
 ) -> c_int {
     call(|| {
-        let arena = ARENAS.get_waiting(arena)?;
+        let arena = ARENAS.get(arena)?;
         arena.rings.register(arena.arena.fixed(), ring_fd, index).map(|()| 0)
     })
 }
@@ -328,7 +328,7 @@ pub extern "C" fn pf_uring_unregister_arena(
     ring_fd: c_int,
     index: c_uint,
 ) -> c_int {
-    call(|| ARENAS.get_waiting(arena)?.rings.unregister(ring_fd, index).map(|()| 0))
+    call(|| ARENAS.get(arena)?.rings.unregister(ring_fd, index).map(|()| 0))
 }
 
 /// Destroys an arena: its memory is unmapped and freed, or is the caller's again.
@@ -348,7 +348,7 @@ pub extern "C" fn pf_arena_destroy(arena: *mut pf_arena_t) -> c_int {
             return Ok(0);
         }
         // Most that are refused are so here, where no other thread waits for it.
-        ARENAS.get_waiting(arena)?.check_unused()?;
+        ARENAS.get(arena)?.check_unused()?;
         let ended = ARENAS.remove(arena, |arena| {
             let domains = arena.domains.lock().unwrap_or_else(PoisonError::into_inner);
             State::take_out(&domains, &arena.region, &|| arena.check_unused())
@@ -389,7 +389,7 @@ unsafe extern "C" fn alloc(
     caller: Caller,
 ) -> *mut c_void {
     call_pointer(|| {
-        let arena = ARENAS.get_waiting(handle)?;
+        let arena = ARENAS.get(handle)?;
         let buffer = arena.arena.alloc_zeroed(len).map_err(|error| Failure::from(&error))?;
         let address = arena.arena.iova_of(&buffer).map_or(0, |iova| iova.raw());
         if !iova.is_null() {
@@ -418,7 +418,7 @@ pub extern "C" fn pf_free(arena: *mut pf_arena_t, va: *mut c_void) -> c_int {
 extern "C" fn free(handle: *mut pf_arena_t, va: *mut c_void, caller: Caller) -> c_int {
     brief_call(|| {
         if !va.is_null() {
-            let arena = ARENAS.get_waiting(handle)?;
+            let arena = ARENAS.get(handle)?;
             drop(arena.take_back(va.addr(), Site::new(caller, handle))?);
         }
         Ok(0)
@@ -521,7 +521,7 @@ pub unsafe extern "C" fn pf_iova(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pf_arena_region(arena: *mut pf_arena_t, region: *mut pf_region) -> c_int {
     call(|| {
-        let arena = ARENAS.get_waiting(arena)?;
+        let arena = ARENAS.get(arena)?;
         let whole = arena.arena.mapping_policy() == MappingPolicy::Whole;
         let mut handed = arena.handed.lock().unwrap_or_else(PoisonError::into_inner);
         let fd = arena.arena.memfd().map(|own| Handed::of(&mut handed, own)).transpose();
@@ -573,7 +573,7 @@ mod tests {
                 assert_eq!(unsafe { pf_arena_map_into(arena, domain, null_mut()) }, 0);
             }
         }
-        assert_eq!(ARENAS.get_waiting(arena).unwrap().domains.lock().unwrap().len(), 2);
+        assert_eq!(ARENAS.get(arena).unwrap().domains.lock().unwrap().len(), 2);
         assert_eq!(pf_arena_destroy(arena), 0);
         made.into_iter().for_each(|domain| assert_eq!(pf_domain_destroy(domain), 0));
     }

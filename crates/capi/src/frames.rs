@@ -43,7 +43,7 @@ pub unsafe extern "C" fn pf_frames_create(
 ) -> c_int {
     call(|| {
         check_out(out, "out")?;
-        let arena = ARENAS.get_waiting(arena)?;
+        let arena = ARENAS.get(arena)?;
         let whole = arena.arena.mapping_policy() == MappingPolicy::Whole;
         let handle = FRAMES.insert(pf_frames_t {
             local: arena.arena.local(),

@@ -10,7 +10,8 @@
 //! A call uses an object either shared (the object is `Sync`) or exclusively (a thread's own
 //! handle: a second thread is refused with `EBUSY`). An object is removed when no call uses it:
 //! `EBUSY` otherwise. Each is one compare-exchange at the start of a call and one write at its
-//! end.
+//! end. A call waits for one that only decides whether the object is removed, or reads its
+//! counters: so a removal that is refused has refused no other call.
 //!
 //! A slot stores the handle of its object, so a call compares the whole handle; only one that
 //! differs is decoded, for the message.
@@ -46,9 +47,13 @@ pub(crate) const CAPACITY: usize = CHUNK * CHUNKS;
 const CHUNK: usize = if cfg!(handle_model) { 2 } else { 256 };
 const CHUNKS: usize = 256;
 
-/// The bit of a slot's word that says that a call uses the object exclusively; the bits below count
-/// the calls that share it.
+/// The bit of a slot's word that says that a call uses the object exclusively.
 const EXCLUSIVE: u64 = 1 << 31;
+/// The bit that is set beside [`EXCLUSIVE`] by a call for which others wait: it reads the object, or
+/// decides whether it is removed. The bits below count the calls that share the object.
+const BRIEF: u64 = 1 << 30;
+/// The bits of the calls in an object.
+const IN_USE: u64 = EXCLUSIVE | (EXCLUSIVE - 1);
 const GENERATION_SHIFT: u32 = 32;
 /// A slot whose generations are used up stays vacant, so no handle is ever valid twice. The last
 /// generation is even: vacant.
@@ -139,7 +144,7 @@ impl<T: Send + 'static> Table<T> {
     /// Moves an object into the table. Takes a lock; allocates once in 256 objects.
     ///
     /// # Errors
-    /// `ENFILE` at [`CAPACITY`] objects; those of [`process::enter`].
+    /// `ENFILE` at [`CAPACITY`] objects; `ENOMEM`; those of [`process::enter`].
     pub(crate) fn insert(&self, object: T) -> Result<*mut T, Failure> {
         process::enter().map_err(|Refused(errno, message)| Failure::new(errno, message))?;
         let index = {
@@ -159,18 +164,14 @@ impl<T: Send + 'static> Table<T> {
                 }
             }
         };
-        let chunk = self.chunks.get(index as usize / CHUNK).map(|chunk| {
-            chunk.get_or_init(|| {
-                let vacant = || Slot {
-                    word: AtomicU64::new(0),
-                    name: AtomicUsize::new(0),
-                    object: UnsafeCell::new(None),
-                };
-                std::iter::repeat_with(vacant).take(CHUNK).collect()
-            })
-        });
-        let Some(slot) = chunk.and_then(|chunk| chunk.get(index as usize % CHUNK)) else {
-            return Err(fail!(ENFILE, "handle {index} is beyond the table"));
+        let Some(slot) = self.slot_or_made(index) else {
+            let mut vacant = self.vacant.lock().unwrap_or_else(PoisonError::into_inner);
+            vacant.used.push_front(index);
+            let name = self.name;
+            return Err(fail!(
+                ENOMEM,
+                "cannot allocate the table of {CHUNK} more handles of {name}s"
+            ));
         };
         let generation = (slot.word.load(Ordering::Relaxed) >> GENERATION_SHIFT) + 1;
         // SAFETY: the slot is vacant (its generation is even, so no call enters it), and its index
@@ -183,32 +184,31 @@ impl<T: Send + 'static> Table<T> {
         Ok(handle)
     }
 
+    /// Returns a slot below the capacity, whose chunk is made where there is none; `None` if there is
+    /// no memory for it.
+    fn slot_or_made(&self, index: u32) -> Option<&Slot<T>> {
+        let chunk = self.chunks.get(index as usize / CHUNK)?;
+        if chunk.get().is_none() {
+            let vacant = || Slot {
+                word: AtomicU64::new(0),
+                name: AtomicUsize::new(0),
+                object: UnsafeCell::new(None),
+            };
+            let mut made = Vec::new();
+            made.try_reserve_exact(CHUNK).ok()?;
+            made.extend(std::iter::repeat_with(vacant).take(CHUNK));
+            // Else another thread was first.
+            let _ = chunk.set(made.into());
+        }
+        chunk.get()?.get(index as usize % CHUNK)
+    }
+
     /// Returns the object for use beside other threads.
     ///
     /// # Errors
-    /// `EBADF`: no such object. `EBUSY`: it is being destroyed.
+    /// `EBADF`: no such object. `EBUSY`: another call uses it alone.
     #[inline(always)]
     pub(crate) fn get(&self, handle: *mut T) -> Result<Use<'_, T>, Failure>
-    where
-        T: Sync,
-    {
-        self.enter(handle, false)
-    }
-
-    /// Like [`get`](Self::get), but waits for a call that checks whether the object can be removed:
-    /// for kinds whose exclusive calls are short, so that a refused one refuses no other.
-    ///
-    /// # Errors
-    /// `EBADF`: no such object.
-    pub(crate) fn get_waiting(&self, handle: *mut T) -> Result<Use<'_, T>, Failure>
-    where
-        T: Sync,
-    {
-        self.enter(handle, true)
-    }
-
-    #[inline(always)]
-    fn enter(&self, handle: *mut T, wait: bool) -> Result<Use<'_, T>, Failure>
     where
         T: Sync,
     {
@@ -222,7 +222,7 @@ impl<T: Send + 'static> Table<T> {
         {
             return self.entered(slot, word >> GENERATION_SHIFT);
         }
-        self.enter_slowly(handle, wait)
+        self.get_slowly(handle)
     }
 
     /// Returns the object of a slot, in whose word this call is counted.
@@ -239,34 +239,49 @@ impl<T: Send + 'static> Table<T> {
         }
     }
 
-    /// Like [`enter`](Self::enter), with a message where it fails.
+    /// Like [`get`](Self::get), with a message where it fails.
     #[cold]
-    fn enter_slowly(&self, handle: *mut T, wait: bool) -> Result<Use<'_, T>, Failure>
+    fn get_slowly(&self, handle: *mut T) -> Result<Use<'_, T>, Failure>
     where
         T: Sync,
     {
         let (slot, generation) = self.find(handle)?;
-        let mut word = slot.word.load(Ordering::Relaxed);
-        let mut waited = 0_u32;
+        self.change(slot, generation, EXCLUSIVE, |word| word + 1)?;
+        self.entered(slot, generation)
+    }
+
+    /// Changes the word of an object that no other call uses as these bits say. Waits for one that
+    /// has it [briefly](Self::get_briefly).
+    ///
+    /// # Errors
+    /// `EBADF`: no such object. `EBUSY`: one of the bits of `others` is set.
+    fn change(
+        &self,
+        slot: &Slot<T>,
+        generation: u64,
+        others: u64,
+        enter: impl Fn(u64) -> u64,
+    ) -> Result<(), Failure> {
+        let (mut word, mut waited) = (slot.word.load(Ordering::Relaxed), 0_u32);
         loop {
             self.check(word, generation)?;
-            if word & EXCLUSIVE != 0 {
-                if !wait {
-                    return Err(self.busy());
-                }
+            if word & BRIEF != 0 {
                 pause(waited);
                 waited = waited.saturating_add(1);
                 word = slot.word.load(Ordering::Relaxed);
                 continue;
             }
-            // Acquire: what the last exclusive call did with it, and its creation, come before.
+            if word & others != 0 {
+                return Err(self.busy());
+            }
+            // Acquire: what earlier calls did with the object, and its creation, come before.
             match slot.word.compare_exchange_weak(
                 word,
-                word + 1,
+                enter(word),
                 Ordering::Acquire,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => return self.entered(slot, generation),
+                Ok(_) => return Ok(()),
                 Err(now) => word = now,
             }
         }
@@ -281,7 +296,7 @@ impl<T: Send + 'static> Table<T> {
         let (slot, generation) = match self.named(handle) {
             // Acquire: what earlier calls did with the object comes before.
             Some((slot, word))
-                if word & (EXCLUSIVE | (EXCLUSIVE - 1)) == 0
+                if word & IN_USE == 0
                     && slot
                         .word
                         .compare_exchange(
@@ -294,10 +309,16 @@ impl<T: Send + 'static> Table<T> {
             {
                 (slot, word >> GENERATION_SHIFT)
             }
-            _ => self.lock_slowly(handle)?,
+            _ => self.lock_slowly(handle, EXCLUSIVE)?,
         };
-        // SAFETY: the compare-exchange, here or in `lock`, has excluded all others until the
-        // `Exclusive` leaves.
+        self.locked(slot, generation)
+    }
+
+    /// Returns the object of a slot whose word says that this call has it alone.
+    #[inline(always)]
+    fn locked<'t>(&self, slot: &'t Slot<T>, generation: u64) -> Result<Exclusive<'t, T>, Failure> {
+        // SAFETY: the change of the word, in `get_mut` or `lock_slowly`, has excluded all others
+        // until the `Exclusive` leaves.
         match unsafe { &mut *slot.object.get() } {
             Some(object) => Ok(Exclusive { slot, object, generation }),
             None => {
@@ -307,7 +328,17 @@ impl<T: Send + 'static> Table<T> {
         }
     }
 
-    /// Removes the object if `check` allows it.
+    /// Like [`get_mut`](Self::get_mut), to read the object: other calls with it wait meanwhile.
+    ///
+    /// # Errors
+    /// `EBADF`: no such object. `EBUSY`: another call uses it.
+    pub(crate) fn get_briefly(&self, handle: *mut T) -> Result<Exclusive<'_, T>, Failure> {
+        let (slot, generation) = self.lock_slowly(handle, EXCLUSIVE | BRIEF)?;
+        self.locked(slot, generation)
+    }
+
+    /// Removes the object if `check` allows it. Other calls with the object wait for the check,
+    /// which is therefore short, or was made [before](Self::get) where it is likely to refuse.
     ///
     /// # Errors
     /// `EBADF`: no such object. `EBUSY`: another call uses it. Those of `check`; the object is as
@@ -317,12 +348,12 @@ impl<T: Send + 'static> Table<T> {
         handle: *mut T,
         check: impl FnOnce(&mut T) -> Result<(), Failure>,
     ) -> Result<T, Failure> {
-        let mut object = self.get_mut(handle)?;
+        let mut object = self.get_briefly(handle)?;
         check(&mut object)?;
         let (slot, generation) = (object.slot, object.generation);
         // Its drop would make the slot usable again.
         std::mem::forget(object);
-        // SAFETY: still excluded from `get_mut` on.
+        // SAFETY: still excluded from `lock_slowly` on.
         let removed = unsafe { (*slot.object.get()).take() };
         let next = generation + 1;
         slot.name.store(0, Ordering::Relaxed);
@@ -349,11 +380,12 @@ impl<T: Send + 'static> Table<T> {
         (is_named && !is_vacant).then_some((slot, word))
     }
 
-    /// Excludes all others from the object, with a message where that fails.
+    /// Excludes all others from the object, as these bits of its word say, with a message where that
+    /// fails.
     #[cold]
-    fn lock_slowly(&self, handle: *mut T) -> Result<(&Slot<T>, u64), Failure> {
+    fn lock_slowly(&self, handle: *mut T, bits: u64) -> Result<(&Slot<T>, u64), Failure> {
         let (slot, generation) = self.find(handle)?;
-        self.lock(slot, generation)?;
+        self.change(slot, generation, IN_USE, |word| word | bits)?;
         Ok((slot, generation))
     }
 
@@ -380,26 +412,6 @@ impl<T: Send + 'static> Table<T> {
     fn check(&self, word: u64, generation: u64) -> Result<(), Failure> {
         let valid = word >> GENERATION_SHIFT == generation && generation % 2 == 1;
         if valid { Ok(()) } else { Err(self.stale(generation)) }
-    }
-
-    fn lock(&self, slot: &Slot<T>, generation: u64) -> Result<(), Failure> {
-        let mut word = slot.word.load(Ordering::Relaxed);
-        loop {
-            self.check(word, generation)?;
-            if word & (EXCLUSIVE | (EXCLUSIVE - 1)) != 0 {
-                return Err(self.busy());
-            }
-            // Acquire: what earlier calls did with the object comes before.
-            match slot.word.compare_exchange_weak(
-                word,
-                word | EXCLUSIVE,
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return Ok(()),
-                Err(now) => word = now,
-            }
-        }
     }
 
     #[cold]
@@ -432,7 +444,7 @@ fn article(name: &str) -> String {
     format!("{article} {name}")
 }
 
-/// Waits for an exclusive call.
+/// Waits for a call that has the object briefly.
 fn pause(attempts: u32) {
     let _ = attempts;
     #[cfg(not(handle_model))]
@@ -505,21 +517,40 @@ mod model;
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_cancelled_thread_waits_for_an_exclusive_call() {
+    const REFUSED_AFTER: std::time::Duration = std::time::Duration::from_millis(500);
+
+    /// Runs `other` while it is decided whether an object is removed, which is refused afterwards.
+    #[expect(clippy::unwrap_used, reason = "of tests")]
+    fn beside_a_refused_removal<R: Send>(
+        other: impl FnOnce(&Table<u32>, *mut u32) -> R + Send,
+    ) -> (R, Table<u32>, *mut u32) {
         let table: Table<u32> = Table::new(1, "number");
-        let handle = table.insert(7).unwrap().expose_provenance();
-        let exclusive = table.get_mut(without_provenance_mut(handle)).unwrap();
-        std::thread::scope(|scope| {
-            let get = || {
-                let got = table.get_waiting(without_provenance_mut(handle));
-                got.map(|number| *number).unwrap()
-            };
-            let waits = scope.spawn(move || process::tests::with_cancel_pending(get));
-            std::thread::sleep(std::time::Duration::from_millis(50));
-            drop(exclusive);
-            assert_eq!(waits.join().unwrap(), 7);
+        let handle = table.insert(7).unwrap();
+        // A handle is `Send` as a number.
+        let same = handle.addr();
+        let deciding = std::sync::Barrier::new(2);
+        let result = std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                deciding.wait();
+                other(&table, without_provenance_mut(same))
+            });
+            let refused = table.remove(handle, |_| {
+                deciding.wait();
+                std::thread::sleep(REFUSED_AFTER);
+                Err(fail!(EBUSY, "in use"))
+            });
+            assert_eq!(refused.err().unwrap().errno(), libc::EBUSY);
+            other.join().unwrap()
         });
+        (result, table, handle)
+    }
+
+    #[test]
+    fn a_cancelled_thread_waits_for_a_removal() {
+        let get = |table: &Table<u32>, handle| {
+            process::tests::with_cancel_pending(|| table.get(handle).map(|number| *number).unwrap())
+        };
+        assert_eq!(beside_a_refused_removal(get).0, 7);
     }
 
     #[test]
@@ -576,37 +607,21 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_waits_is_not_refused_for_a_removal_that_is() {
-        let table: Table<u32> = Table::new(1, "number");
-        let handle = table.insert(7).unwrap();
-        let checking = std::sync::Barrier::new(2);
-        // A handle is `Send` as a number.
-        let same = handle.addr();
-        std::thread::scope(|scope| {
-            let (table, checking) = (&table, &checking);
-            scope.spawn(move || {
-                let refused = table.remove(without_provenance_mut(same), |_| {
-                    checking.wait();
-                    std::thread::sleep(std::time::Duration::from_millis(20));
-                    Err(fail!(EBUSY, "in use"))
-                });
-                assert!(refused.is_err());
-            });
-            checking.wait();
-            assert_eq!(*table.get_waiting(handle).unwrap(), 7);
-        });
-        table.remove(handle, |_| Ok(())).unwrap();
-        assert_eq!(table.get_waiting(handle).err().unwrap().errno(), libc::EBADF);
+    fn no_call_is_refused_for_a_removal_that_is() {
+        let shared = |table: &Table<u32>, handle| table.get(handle).map(|number| *number);
+        let alone = |table: &Table<u32>, handle| table.get_mut(handle).map(|number| *number);
+        let removes = |table: &Table<u32>, handle| table.remove(handle, |_| Ok(()));
+        assert_eq!(beside_a_refused_removal(shared).0.unwrap(), 7);
+        assert_eq!(beside_a_refused_removal(alone).0.unwrap(), 7);
+        let (removed, table, handle) = beside_a_refused_removal(removes);
+        assert_eq!(removed.unwrap(), 7);
+        assert_eq!(table.get(handle).err().unwrap().errno(), libc::EBADF);
     }
 
     /// A thread that only yielded would have the processor to itself under SCHED_FIFO, where the
     /// thread that it waits for may need it.
     #[test]
     fn a_call_that_waits_leaves_the_processor_to_others() {
-        let table: Table<u32> = Table::new(1, "number");
-        let handle = table.insert(7).unwrap();
-        let checking = std::sync::Barrier::new(2);
-        let same = handle.addr();
         let used = || {
             let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             // SAFETY: the struct is this thread's and outlives the call.
@@ -615,22 +630,13 @@ mod tests {
             let (seconds, nanoseconds) = (time.tv_sec.try_into(), time.tv_nsec.try_into());
             std::time::Duration::new(seconds.unwrap(), nanoseconds.unwrap())
         };
-        std::thread::scope(|scope| {
-            let (table, checking) = (&table, &checking);
-            scope.spawn(move || {
-                let refused = table.remove(without_provenance_mut(same), |_| {
-                    checking.wait();
-                    std::thread::sleep(std::time::Duration::from_millis(500));
-                    Err(fail!(EBUSY, "in use"))
-                });
-                assert!(refused.is_err());
-            });
-            checking.wait();
+        let took = |table: &Table<u32>, handle| {
             let before = used();
-            assert_eq!(*table.get_waiting(handle).unwrap(), 7);
-            let took = used() - before;
-            assert!(took < std::time::Duration::from_millis(250), "{took:?} of 500 ms");
-        });
+            assert_eq!(*table.get(handle).unwrap(), 7);
+            used() - before
+        };
+        let (took, ..) = beside_a_refused_removal(took);
+        assert!(took < REFUSED_AFTER / 2, "{took:?}");
     }
 
     #[test]

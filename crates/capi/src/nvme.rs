@@ -294,7 +294,7 @@ pub unsafe extern "C" fn pf_nvme_open(
 
 /// Returns the arena as memory of this domain, and what keeps it from being ended.
 pub(crate) fn rings(arena: *mut pf_arena_t, state: &Arc<State>) -> Result<(Arena, Hold), Failure> {
-    let arena = ARENAS.get_waiting(arena)?;
+    let arena = ARENAS.get(arena)?;
     let domains = arena.domains.lock().unwrap_or_else(PoisonError::into_inner);
     let memory = match domains.iter().position(|other| Arc::ptr_eq(other, state)) {
         Some(0) => Ok(arena.arena.clone()),
@@ -319,7 +319,11 @@ unsafe fn medium(opts: &pf_nvme_opts) -> Result<Arc<dyn Media>, Failure> {
                 "a model of {size} bytes in memory: at most {MOST_MEMORY}; name a file in `path`"
             ));
         }
-        return Ok(Arc::new(MemoryMedia::new(opts.size)));
+        let media = MemoryMedia::try_new(opts.size).map_err(|_| {
+            let size = opts.size;
+            fail!(ENOMEM, "cannot allocate the list of the pieces of a model's {size} bytes: use a smaller one")
+        })?;
+        return Ok(Arc::new(media));
     }
     // SAFETY: as the caller promises.
     let path = unsafe { text(opts.path, "path") }?;
@@ -467,7 +471,7 @@ impl Errno for driver::Error {
             Self::Gone => ENODEV,
             Self::NotReady { .. } | Self::AdminTimeout { .. } => ETIMEDOUT,
             Self::NoNvmCommandSet | Self::PageSize { .. } | Self::EntrySize { .. } => ENOTSUP,
-            Self::Source { .. } | Self::Lists(_) => ENOMEM,
+            Self::Source { .. } | Self::Lists(_) | Self::NoMemory { .. } => ENOMEM,
             Self::OtherDomain | Self::BadSource { .. } => ENXIO,
             Self::Depth { .. } | Self::NotSent { .. } | Self::DataLength { .. } => EINVAL,
             Self::OwnedByDriver { .. } => EACCES,

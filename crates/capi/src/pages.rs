@@ -13,12 +13,14 @@ use pinfold::page_pool::{
 };
 use std::ffi::{c_int, c_uint};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A pool of pages. Calls of its consumer and of other threads use it at the same time.
 pub struct pf_pages_t {
-    /// Locked by one call at a time; a second one is refused.
+    /// Locked by one call at a time; a second one of a consumer is refused.
     consumer: Mutex<PagePool>,
+    /// Locked before `consumer` by calls that only read it, for which a consumer's waits.
+    observers: Mutex<()>,
     remote: Remote,
     source: Arc<Marked>,
     page_bytes: u32,
@@ -41,7 +43,8 @@ const RING: u32 = 1024;
 /// to 1,048,576; 0: 1024. More are returned all the same, by a slower way.
 /// @out: where the handle is stored.
 ///
-/// Return: 0, or -errno: EINVAL (`page_bytes`, `ring`); EBADF; EFAULT; ENFILE.
+/// Return: 0, or -errno: EINVAL (`page_bytes`, `ring`); ENOMEM (8 bytes for each page of the ring,
+/// and for each 2 MiB of the arena); EBADF; EFAULT; ENFILE.
 /// Thread: any. Allocates. Ends with pf_pages_destroy(), and the arena not before. Since 0.2.
 ///
 /// # Safety
@@ -55,7 +58,7 @@ pub unsafe extern "C" fn pf_pages_create(
 ) -> c_int {
     call(|| {
         check_out(out, "out")?;
-        let source = Marked::new(&*ARENAS.get_waiting(arena)?);
+        let source = Marked::new(&*ARENAS.get(arena)?);
         let order = Order::for_bytes(page_bytes.into())
             .filter(|order| u64::from(order.frames()) * 4096 == u64::from(page_bytes))
             .filter(|&order| order <= Order::HUGE);
@@ -71,8 +74,9 @@ pub unsafe extern "C" fn pf_pages_create(
         let pool = PagePool::new(Arc::clone(&source), "pages", config)
             .map_err(|error: CreateError| Failure::from(&error))?;
         let remote = pool.remote();
-        let consumer = Mutex::new(pool);
-        let handle = PAGES.insert(pf_pages_t { consumer, remote, source, page_bytes })?;
+        let (consumer, observers) = (Mutex::new(pool), Mutex::default());
+        let handle =
+            PAGES.insert(pf_pages_t { consumer, observers, remote, source, page_bytes })?;
         // SAFETY: as the caller promises.
         unsafe { store(out, handle, "out") }?;
         Ok(0)
@@ -85,23 +89,18 @@ pub unsafe extern "C" fn pf_pages_create(
 ///
 /// Return: 0, or -errno: EBUSY (pages are in use: the message says how many; a mapping or a request
 /// uses one; or another thread is in a call with it); EBADF. The pool is as before then.
-/// Thread: any. Since 0.2.
+/// Thread: any. Takes time proportional to the chunks, and to the pages where a mapping or a request
+/// uses memory of the arena's pools. Calls of other threads with the pool are not refused for it.
+/// Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_pages_destroy(pages: *mut pf_pages_t) -> c_int {
     call(|| {
         if pages.is_null() {
             return Ok(0);
         }
-        drop(PAGES.remove(pages, |pages| {
-            let in_use = pages.lock()?.stats().in_use;
-            if in_use > 0 {
-                return Err(fail!(
-                    EBUSY,
-                    "{in_use} pages are in use: return them with pf_pages_recycle or pf_pages_return first"
-                ));
-            }
-            pages.source.check_unused()
-        })?);
+        // Most that are refused are so here, where no other thread waits for it.
+        PAGES.get(pages)?.check_unused()?;
+        drop(PAGES.remove(pages, |pages| pages.check_unused())?);
         Ok(0)
     })
 }
@@ -115,8 +114,9 @@ pub extern "C" fn pf_pages_destroy(pages: *mut pf_pages_t) -> c_int {
 ///
 /// Return: how many slots are full now; or -errno: EINVAL (`n`); EFAULT; EBADF; EBUSY (another
 /// thread is the pool's consumer in a call).
-/// Thread: the consumer's. Allocates when the pool takes more memory. Ownership: the caller's,
-/// until pf_pages_recycle() or pf_pages_return(). Since 0.2.
+/// Thread: the consumer's. Allocates when the pool takes more memory: 16 bytes for each page,
+/// without which it takes none. Ownership: the caller's, until pf_pages_recycle() or
+/// pf_pages_return(). Since 0.2.
 ///
 /// # Safety
 /// `slots` is null or `n` blocks that can be read and written.
@@ -221,9 +221,8 @@ unsafe extern "C" fn recycle(
 /// @n: how many.
 /// @bad: where the index of the page is stored that was refused; NULL: not needed.
 ///
-/// Return: 0, or -errno as for pf_pages_recycle(); EBUSY without `*bad` only while another thread
-/// tries to destroy the pool. One misuse is not reported: two threads that return one page in the
-/// same instant. It is returned once.
+/// Return: 0, or -errno as for pf_pages_recycle(), but EBUSY only with `*bad`. One misuse is not
+/// reported: two threads that return one page in the same instant. It is returned once.
 /// Thread: any. Allocates where it is refused: its message. The event of the return may come after
 /// that of the page's next use. Since 0.2.
 ///
@@ -257,22 +256,56 @@ unsafe extern "C" fn return_pages(
 
 impl pf_pages_t {
     /// Returns where the pages are, and the kernel's counters.
+    ///
+    /// # Errors
+    /// `EBUSY`: a consumer is in a call.
     pub(crate) fn stats(&self) -> Result<(PagePoolStats, Counts), Failure> {
-        let consumer = self.lock()?;
+        let _observing = self.observe();
+        let consumer = self.try_lock().ok_or_else(in_a_call)?;
         Ok((consumer.stats(), consumer.counts()))
     }
 
-    /// Returns the consumer's side, for one call at a time.
-    fn lock(&self) -> Result<MutexGuard<'_, PagePool>, Failure> {
-        match self.consumer.try_lock() {
-            Ok(consumer) => Ok(consumer),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => Err(fail!(
+    /// Refuses while pages are in use, or a device uses memory of the pool.
+    fn check_unused(&self) -> Result<(), Failure> {
+        let in_use = self.stats()?.0.in_use;
+        if in_use > 0 {
+            return Err(fail!(
                 EBUSY,
-                "another thread is in a call with this page pool: one thread fills and recycles, others use \
-                 pf_pages_return"
-            )),
+                "{in_use} pages are in use: return them with pf_pages_recycle or pf_pages_return first"
+            ));
         }
+        self.source.check_unused()
+    }
+
+    fn observe(&self) -> MutexGuard<'_, ()> {
+        self.observers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, PagePool>> {
+        match self.consumer.try_lock() {
+            Ok(consumer) => Some(consumer),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Returns the consumer's side, for one call at a time.
+    ///
+    /// # Errors
+    /// `EBUSY`: another consumer is in a call.
+    #[inline]
+    fn lock(&self) -> Result<MutexGuard<'_, PagePool>, Failure> {
+        match self.try_lock() {
+            Some(consumer) => Ok(consumer),
+            None => self.lock_after_observers(),
+        }
+    }
+
+    #[cold]
+    fn lock_after_observers(&self) -> Result<MutexGuard<'_, PagePool>, Failure> {
+        // Until this is dropped, what has the pool is a consumer.
+        let _observing = self.observe();
+        self.try_lock().ok_or_else(in_a_call)
     }
 
     /// Returns the caller's pages by `free`, until one is refused.
@@ -299,6 +332,15 @@ impl pf_pages_t {
         // SAFETY: as the caller promises.
         unsafe { free_each(returned, "page", free) }
     }
+}
+
+#[cold]
+fn in_a_call() -> Failure {
+    fail!(
+        EBUSY,
+        "another thread is in a call with this page pool: one thread fills and recycles, others use \
+         pf_pages_return"
+    )
 }
 
 /// Why a page is not returned, in the terms of C.

@@ -22,6 +22,8 @@ pub struct pf_pool_t {
     pub(crate) source: Option<Arc<Marked>>,
     /// Memory of the caller, by its start. Dropped after the pool.
     ranges: Mutex<BTreeMap<usize, Added>>,
+    /// Locked while it is looked for what is in use.
+    checking: Mutex<()>,
     pub(crate) block_bytes: u32,
 }
 
@@ -136,8 +138,9 @@ unsafe impl Options for pf_pool_stats {
 /// @out: where the handle is stored.
 ///
 /// Return: 0, or -errno: EINVAL (size, align, boundary, limits, unknown flags, or a minimum without
-/// an arena: the message has the value and its limit); ENOMEM (the arena has less than the
-/// minimum); E2BIG (fields of a newer version); EBADF; EFAULT; ENFILE.
+/// an arena: the message has the value and its limit); ENOMEM (the arena has less than the minimum;
+/// or there is no memory for the state of its blocks, a byte each, or for 8 bytes for each 2 MiB of
+/// the arena); E2BIG (fields of a newer version); EBADF; EFAULT; ENFILE.
 /// Thread: any. Allocates. Ends with pf_pool_destroy(), and the arena not before. Since 0.2.
 ///
 /// # Safety
@@ -151,16 +154,15 @@ pub unsafe extern "C" fn pf_pool_create(
 ) -> c_int {
     call(|| {
         check_out(out, "out")?;
-        let source =
-            if arena.is_null() { None } else { Some(Marked::new(&*ARENAS.get_waiting(arena)?)) };
+        let source = if arena.is_null() { None } else { Some(Marked::new(&*ARENAS.get(arena)?)) };
         // SAFETY: as the caller promises.
         let opts = unsafe { read_needed(opts) }?;
         // SAFETY: as the caller promises.
         let pool = unsafe { build(&opts, source.as_ref()) }?;
         // At most `i32::MAX`.
         let block_bytes = u32::try_from(pool.stats().block_bytes).unwrap_or(u32::MAX);
-        let handle =
-            POOLS.insert(pf_pool_t { pool, source, ranges: Mutex::default(), block_bytes })?;
+        let (ranges, checking) = (Mutex::default(), Mutex::default());
+        let handle = POOLS.insert(pf_pool_t { pool, source, ranges, checking, block_bytes })?;
         // SAFETY: as the caller promises.
         unsafe { store(out, handle, "out") }?;
         Ok(0)
@@ -247,7 +249,8 @@ unsafe fn build(opts: &pf_pool_opts, source: Option<&Arc<Marked>>) -> Result<Dma
 /// arena's or registered); ENOSPC (the maximum, or the 32 bits that number the blocks, of which
 /// each piece takes those of whole 2 MiB: 32,767 pieces of blocks of 16 bytes at most); EFAULT (a
 /// page of it is not mapped, not readable and writable, beyond the end of its file, or has no
-/// hugepage left: the message has the first; or NULL); EBADF.
+/// hugepage left: the message has the first; or NULL); ENOMEM (for the state of its blocks, a byte
+/// each, and some 100 bytes for each 2 MiB); EBADF.
 /// Thread: any. Allocates; linear in the pages. Ownership: the pool's, until pf_pool_destroy() has
 /// returned 0. Since 0.2.
 ///
@@ -395,7 +398,8 @@ pub unsafe extern "C" fn pf_pool_report(
 /// @pool: the pool.
 ///
 /// Return: how many bytes; or -errno: EBADF.
-/// Thread: any. Takes time proportional to the blocks. May allocate. Since 0.2.
+/// Thread: any. Takes time proportional to the blocks. Allocates some 80 bytes for each chunk that
+/// is free; one for which there is no memory is returned by a later call. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_pool_shrink(pool: *mut pf_pool_t) -> i64 {
     let mut bytes = 0;
@@ -412,15 +416,19 @@ pub extern "C" fn pf_pool_shrink(pool: *mut pf_pool_t) -> i64 {
 /// @pool: the pool; NULL does nothing.
 ///
 /// Return: 0, or -errno: EBUSY (blocks are allocated, caches exist, or a mapping or a request uses
-/// memory of the arena that the pool has: the message says how many); EBADF. The pool is as before
-/// then.
-/// Thread: any. Since 0.2.
+/// memory of the arena that the pool has: the message says how many; or another thread is in a call
+/// with it); EBADF. The pool is as before then.
+/// Thread: any. Takes time proportional to the blocks. Calls of other threads with the pool and its
+/// caches are not refused for it, and caches keep their blocks. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_pool_destroy(pool: *mut pf_pool_t) -> c_int {
     call(|| {
-        if !pool.is_null() {
-            drop(POOLS.remove(pool, |pool| pool.check_unused())?);
+        if pool.is_null() {
+            return Ok(0);
         }
+        // Most that are refused are so here, where no other thread waits for it.
+        POOLS.get(pool)?.check_unused()?;
+        drop(POOLS.remove(pool, |pool| pool.check_unused())?);
         Ok(0)
     })
 }
@@ -428,6 +436,8 @@ pub extern "C" fn pf_pool_destroy(pool: *mut pf_pool_t) -> c_int {
 impl pf_pool_t {
     /// Refuses while blocks are allocated, caches exist, or a device uses memory of it.
     fn check_unused(&self) -> Result<(), Failure> {
+        // One at a time: each counts the handle of the other.
+        let _checking = self.checking.lock().unwrap_or_else(PoisonError::into_inner);
         // This destroys a second handle, so it is refused in any case, and reports the live blocks.
         let Err(busy) = self.pool.clone().destroy() else { return Ok(()) };
         // But for this one.

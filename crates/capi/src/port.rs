@@ -123,7 +123,7 @@ pub extern "C" fn pf_port_destroy(port: *mut pf_port_t) -> c_int {
 ///
 /// Return: 0, or -errno: EFAULT (the device may not read there: pf_port_fault() has the address and
 /// the reason, and the bytes of the pages before are stored; or `buf` is NULL, which counts no
-/// fault); EBADF; EBUSY (another thread destroys the port).
+/// fault); EBADF.
 /// Thread: any. Since 0.2.
 ///
 /// # Safety
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn pf_port_read(
 ///
 /// Return: 0, or -errno: EFAULT (the device may not write there: pf_port_fault() has the address
 /// and the reason, and the pages before are written; or `buf` is NULL, which counts no fault);
-/// EBADF; EBUSY (another thread destroys the port).
+/// EBADF.
 /// Thread: any. Since 0.2.
 ///
 /// # Safety
@@ -205,8 +205,7 @@ pub unsafe extern "C" fn pf_port_write(
 /// @port: the port.
 /// @fault: where the number of faults and the last one are stored; its `struct_size` is set before.
 ///
-/// Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF; EBUSY (another thread destroys the
-/// port).
+/// Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF.
 /// Thread: any. Takes a lock. Since 0.2.
 ///
 /// # Safety

@@ -57,7 +57,8 @@ pub struct pf_counter {
 /// IOMMU and of its invalidation queue.
 ///
 /// Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
-/// EBUSY (a thread is in a call with the page pool or queue, which belongs to one).
+/// EBUSY (a thread is in a call with the page pool or queue, which belongs to one; its calls wait
+/// for this one, and are not refused for it).
 /// Thread: any. Allocates. Since 0.2.
 ///
 /// # Safety
@@ -151,7 +152,7 @@ fn read(handle: *const c_void) -> Result<Read, Failure> {
             add(&mut all, &stats.backend.invalidations);
         }
         Some(kind) if kind == ARENAS.kind() => {
-            add(&mut all, &ARENAS.get_waiting(handle.cast::<pf_arena_t>())?.arena.stats());
+            add(&mut all, &ARENAS.get(handle.cast::<pf_arena_t>())?.arena.stats());
         }
         Some(kind) if kind == POOLS.kind() => {
             add(&mut all, &POOLS.get(handle.cast::<pf_pool_t>())?.stats());
@@ -165,7 +166,7 @@ fn read(handle: *const c_void) -> Result<Read, Failure> {
             add(&mut all, &NVMES.get(handle.cast::<pf_nvme_t>())?.device.controller.stats());
         }
         Some(kind) if kind == QUEUES.kind() => {
-            add(&mut all, &QUEUES.get_mut(handle.cast::<pf_queue_t>())?.stats());
+            add(&mut all, &QUEUES.get_briefly(handle.cast::<pf_queue_t>())?.stats());
         }
         _ => {
             return Err(fail!(

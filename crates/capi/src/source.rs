@@ -22,16 +22,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// chunk or not: memory that the pool acquires later is still found by its address.
 pub(crate) struct Marked {
     arena: Arena,
-    chunks: Mutex<BTreeMap<Frame, Chunk>>,
+    chunks: Mutex<Chunks>,
     hold: Hold,
 }
 
-/// A run of frames that is the pool's, or was.
-#[derive(Clone, Copy)]
-struct Chunk {
-    order: Order,
-    /// The pool has released it.
-    released: bool,
+/// The runs of frames that are the pool's, and those that were, which a mapping or a request uses.
+#[derive(Default)]
+struct Chunks {
+    own: BTreeMap<Frame, Order>,
+    released: Vec<(Frame, Order)>,
 }
 
 impl Marked {
@@ -48,13 +47,21 @@ impl Marked {
         self.hold.region()
     }
 
-    /// Checks that no mapping or request uses memory of the pool. O(pages).
+    /// Checks that no mapping or request uses memory of the pool. O(pages) where one uses memory of
+    /// any pool of the arena, else O(1).
     ///
     /// # Errors
     /// `EBUSY`, with the address of a page that is in use.
     pub(crate) fn check_unused(&self) -> Result<(), Failure> {
-        for (&frame, chunk) in &*self.chunks() {
-            let (addr, len) = self.place(frame, chunk.order);
+        if self.region().uses() == 0 {
+            return Ok(());
+        }
+        let chunks = self.chunks();
+        let released = chunks.released.iter().copied();
+        for (frame, order) in
+            chunks.own.iter().map(|(&frame, &order)| (frame, order)).chain(released)
+        {
+            let (addr, len) = self.place(frame, order);
             if let Some((page, uses)) = self.region().first_use(addr, len) {
                 return Err(fail!(
                     EBUSY,
@@ -66,7 +73,7 @@ impl Marked {
         Ok(())
     }
 
-    fn chunks(&self) -> MutexGuard<'_, BTreeMap<Frame, Chunk>> {
+    fn chunks(&self) -> MutexGuard<'_, Chunks> {
         self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -78,15 +85,15 @@ impl Marked {
     }
 
     /// Returns to the arena the chunks that the pool has released and no device uses.
-    fn sweep(&self, chunks: &mut BTreeMap<Frame, Chunk>) {
-        chunks.retain(|&frame, chunk| {
-            let (addr, len) = self.place(frame, chunk.order);
-            if !chunk.released || !self.region().unmark_pool(addr, len) {
+    fn sweep(&self, chunks: &mut Chunks) {
+        chunks.released.retain(|&(frame, order)| {
+            let (addr, len) = self.place(frame, order);
+            if !self.region().unmark_pool(addr, len) {
                 return true;
             }
             // SAFETY: acquired with this order; the pool has released it, so it does not access it
             // any more, and it is released to the arena here, once: it is removed with this.
-            unsafe { self.arena.release(frame, chunk.order) };
+            unsafe { self.arena.release(frame, order) };
             false
         });
     }
@@ -120,7 +127,7 @@ unsafe impl ChunkSource for Marked {
         let mut chunks = self.chunks();
         self.sweep(&mut chunks);
         let frame = self.arena.acquire(order)?;
-        chunks.insert(frame, Chunk { order, released: false });
+        chunks.own.insert(frame, order);
         let (addr, len) = self.place(frame, order);
         self.region().mark_pool(addr, len);
         Ok(frame)
@@ -128,9 +135,8 @@ unsafe impl ChunkSource for Marked {
 
     unsafe fn release(&self, frame: Frame, _order: Order) {
         let mut chunks = self.chunks();
-        if let Some(chunk) = chunks.get_mut(&frame) {
-            chunk.released = true;
-        }
+        let order = chunks.own.remove(&frame);
+        chunks.released.extend(order.map(|order| (frame, order)));
         self.sweep(&mut chunks);
     }
 }
