@@ -5,12 +5,16 @@
  * A function returns 0 or a positive result, or -errno; pf_strerror_last() has the message. A new
  * object is stored through the last parameter, and ends with the function `*_destroy` of its kind;
  * put, free and recycle are for blocks, memory and pages. Handles are opaque: a handle that is
- * stale, of another kind or destroyed twice gives -EBADF, and one that another thread is destroying
- * or using exclusively -EBUSY. A call that "allocates" gives -ENOMEM if there is no memory for data
- * whose size depends on the caller's numbers; without memory for small data of fixed size (an
- * object, a message), it ends the process. A call that succeeds allocates only where its comment
- * says so, except `*_destroy`; one that is refused may allocate its message. A software domain
- * (pf_domain_soft) has a model of the hardware in the process, which may allocate in any flush.
+ * stale, of another kind or destroyed twice gives -EBADF, and one that another thread is using
+ * exclusively -EBUSY. A call waits for a `*_destroy` of another thread to be decided, and one that
+ * is refused refuses no other call.
+ *
+ * A call that "allocates" gives -ENOMEM if there is no memory for data whose size depends on the
+ * caller's numbers; without memory for small data of fixed size (an object, a message: some kB), it
+ * ends the process. A call that succeeds allocates only where its comment says so, except
+ * `*_destroy`; one that is refused may allocate its message. A software domain (pf_domain_soft) has
+ * a model of the hardware in the process, which may allocate small data in each call that maps or
+ * revokes memory, or looks whether a flush has completed.
  * Generated from the library's source: do not edit.
  *
  * A struct that may grow begins with `struct_size`: set it to its sizeof, and unused fields to 0.
@@ -1182,7 +1186,8 @@ extern "C" {
  EACCES (it changes what the library relies on: the message says what); EINVAL (an unknown
  opcode, more data than 4096 bytes, `len`, `struct_size`); ETIMEDOUT (no completion: nothing more
  is accepted); ENODEV (it is gone); E2BIG; EFAULT; EBADF.
- Thread: any; one at a time waits. May allocate. Since 0.2.
+ Thread: any; one at a time waits. May allocate small amounts: for events of the controller, and
+ 4096 bytes, and some 200 for each namespace, where namespaces are identified again. Since 0.2.
 
  */
 int pf_nvme_admin(struct pf_nvme_t *nvme, struct pf_nvme_command *command, void *data, size_t len) PF_CHECKED;
@@ -1359,7 +1364,8 @@ int pf_cache_destroy(struct pf_cache_t *cache);
 
  Return: 0, or -errno: ENOMEM (the pool has no free block and no more memory: the message says
  which limit); EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
- Thread: the cache's. Allocates when the pool takes more memory, and where it is refused: its
+ Thread: the cache's. Allocates when the pool takes more memory (ENOMEM without the byte for the
+ state of each block), when blocks are allocated for the first time, and where it is refused: its
  message. Ownership: the caller's, until pf_put(). Since 0.2.
 
  */
@@ -1977,7 +1983,8 @@ int pf_quiesce_fd(struct pf_owner_t *owner) PF_CHECKED;
  to 1,048,576; 0: 1024. More are returned all the same, by a slower way.
  @out: where the handle is stored.
 
- Return: 0, or -errno: EINVAL (`page_bytes`, `ring`); EBADF; EFAULT; ENFILE.
+ Return: 0, or -errno: EINVAL (`page_bytes`, `ring`); ENOMEM (8 bytes for each page of the ring,
+ and for each 2 MiB of the arena); EBADF; EFAULT; ENFILE.
  Thread: any. Allocates. Ends with pf_pages_destroy(), and the arena not before. Since 0.2.
 
  */
@@ -1993,7 +2000,9 @@ int pf_pages_create(struct pf_arena_t *arena,
 
  Return: 0, or -errno: EBUSY (pages are in use: the message says how many; a mapping or a request
  uses one; or another thread is in a call with it); EBADF. The pool is as before then.
- Thread: any. Since 0.2.
+ Thread: any. Takes time proportional to the chunks, and to the pages where a mapping or a request
+ uses memory of the arena's pools. Calls of other threads with the pool are not refused for it.
+ Since 0.2.
  */
 int pf_pages_destroy(struct pf_pages_t *pages);
 
@@ -2007,8 +2016,9 @@ int pf_pages_destroy(struct pf_pages_t *pages);
 
  Return: how many slots are full now; or -errno: EINVAL (`n`); EFAULT; EBADF; EBUSY (another
  thread is the pool's consumer in a call).
- Thread: the consumer's. Allocates when the pool takes more memory. Ownership: the caller's,
- until pf_pages_recycle() or pf_pages_return(). Since 0.2.
+ Thread: the consumer's. Allocates when the pool takes more memory: 16 bytes for each page,
+ without which it takes none. Ownership: the caller's, until pf_pages_recycle() or
+ pf_pages_return(). Since 0.2.
 
  */
 int pf_pages_fill(struct pf_pages_t *pages, struct pf_block_t *slots, unsigned int n) PF_CHECKED;
@@ -2041,9 +2051,8 @@ int pf_pages_recycle(struct pf_pages_t *pages,
  @n: how many.
  @bad: where the index of the page is stored that was refused; NULL: not needed.
 
- Return: 0, or -errno as for pf_pages_recycle(); EBUSY without `*bad` only while another thread
- tries to destroy the pool. One misuse is not reported: two threads that return one page in the
- same instant. It is returned once.
+ Return: 0, or -errno as for pf_pages_recycle(), but EBUSY only with `*bad`. One misuse is not
+ reported: two threads that return one page in the same instant. It is returned once.
  Thread: any. Allocates where it is refused: its message. The event of the return may come after
  that of the page's next use. Since 0.2.
 
@@ -2062,8 +2071,9 @@ int pf_pages_return(struct pf_pages_t *pages,
  @out: where the handle is stored.
 
  Return: 0, or -errno: EINVAL (size, align, boundary, limits, unknown flags, or a minimum without
- an arena: the message has the value and its limit); ENOMEM (the arena has less than the
- minimum); E2BIG (fields of a newer version); EBADF; EFAULT; ENFILE.
+ an arena: the message has the value and its limit); ENOMEM (the arena has less than the minimum;
+ or there is no memory for the state of its blocks, a byte each, or for 8 bytes for each 2 MiB of
+ the arena); E2BIG (fields of a newer version); EBADF; EFAULT; ENFILE.
  Thread: any. Allocates. Ends with pf_pool_destroy(), and the arena not before. Since 0.2.
 
  */
@@ -2096,7 +2106,8 @@ int pf_pool_create(struct pf_arena_t *arena,
  arena's or registered); ENOSPC (the maximum, or the 32 bits that number the blocks, of which
  each piece takes those of whole 2 MiB: 32,767 pieces of blocks of 16 bytes at most); EFAULT (a
  page of it is not mapped, not readable and writable, beyond the end of its file, or has no
- hugepage left: the message has the first; or NULL); EBADF.
+ hugepage left: the message has the first; or NULL); ENOMEM (for the state of its blocks, a byte
+ each, and some 100 bytes for each 2 MiB); EBADF.
  Thread: any. Allocates; linear in the pages. Ownership: the pool's, until pf_pool_destroy() has
  returned 0. Since 0.2.
 
@@ -2138,7 +2149,8 @@ int pf_pool_report(struct pf_pool_t *pool, char *text, size_t size) PF_CHECKED;
  @pool: the pool.
 
  Return: how many bytes; or -errno: EBADF.
- Thread: any. Takes time proportional to the blocks. May allocate. Since 0.2.
+ Thread: any. Takes time proportional to the blocks. Allocates some 80 bytes for each chunk that
+ is free; one for which there is no memory is returned by a later call. Since 0.2.
  */
 int64_t pf_pool_shrink(struct pf_pool_t *pool) PF_CHECKED;
 
@@ -2148,9 +2160,10 @@ int64_t pf_pool_shrink(struct pf_pool_t *pool) PF_CHECKED;
  @pool: the pool; NULL does nothing.
 
  Return: 0, or -errno: EBUSY (blocks are allocated, caches exist, or a mapping or a request uses
- memory of the arena that the pool has: the message says how many); EBADF. The pool is as before
- then.
- Thread: any. Since 0.2.
+ memory of the arena that the pool has: the message says how many; or another thread is in a call
+ with it); EBADF. The pool is as before then.
+ Thread: any. Takes time proportional to the blocks. Calls of other threads with the pool and its
+ caches are not refused for it, and caches keep their blocks. Since 0.2.
  */
 int pf_pool_destroy(struct pf_pool_t *pool);
 
@@ -2189,7 +2202,7 @@ int pf_port_destroy(struct pf_port_t *port);
 
  Return: 0, or -errno: EFAULT (the device may not read there: pf_port_fault() has the address and
  the reason, and the bytes of the pages before are stored; or `buf` is NULL, which counts no
- fault); EBADF; EBUSY (another thread destroys the port).
+ fault); EBADF.
  Thread: any. Since 0.2.
 
  */
@@ -2206,7 +2219,7 @@ int pf_port_read(struct pf_port_t *port, uint64_t iova, void *buf, size_t len) P
 
  Return: 0, or -errno: EFAULT (the device may not write there: pf_port_fault() has the address
  and the reason, and the pages before are written; or `buf` is NULL, which counts no fault);
- EBADF; EBUSY (another thread destroys the port).
+ EBADF.
  Thread: any. Since 0.2.
 
  */
@@ -2218,8 +2231,7 @@ int pf_port_write(struct pf_port_t *port, uint64_t iova, const void *buf, size_t
  @port: the port.
  @fault: where the number of faults and the last one are stored; its `struct_size` is set before.
 
- Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF; EBUSY (another thread destroys the
- port).
+ Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF.
  Thread: any. Takes a lock. Since 0.2.
 
  */
@@ -2233,8 +2245,9 @@ int pf_port_fault(struct pf_port_t *port, struct pf_fault *fault) PF_CHECKED;
  @out: where the handle is stored.
 
  Return: 0, or -errno: EINVAL (depth; unknown protection, flags or reserved fields); ENOSPC (no
- queue or no interrupt of the controller is left); ENOMEM (of its arena); EIO, ETIMEDOUT (the
- controller refuses it, or does not answer); E2BIG; EBADF; EFAULT; ENFILE.
+ queue or no interrupt of the controller is left); ENOMEM (of its arena; or some 2 kB for each
+ request of the depth); EIO, ETIMEDOUT (the controller refuses it, or does not answer); E2BIG;
+ EBADF; EFAULT; ENFILE.
  Thread: any. Allocates. Ends with pf_queue_destroy(). Since 0.2.
 
  */
@@ -2271,7 +2284,8 @@ int pf_queue_destroy(struct pf_queue_t *queue);
  cancel); EOPNOTSUPP (the controller cannot discard); ESTALE (the namespace was formatted or
  detached); EIO (the controller has failed); ENOMEM or ENOSPC (mapping it, or describing it to
  the controller); EBADF; EFAULT; EBUSY (another thread is in a call with it).
- Thread: one at a time. Allocates for more segments than before, and in a software domain.
+ Thread: one at a time. Allocates for a request with several entries in `iov` (some 100 bytes for
+ each, ENOMEM), for more segments than before (16 bytes each), and in a software domain.
  Ownership: the memory is lent until the report. Since 0.2.
 
  */
@@ -2288,8 +2302,10 @@ int pf_submit(struct pf_queue_t *queue, const struct pf_request *requests, uint3
  Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY (another thread is in a call with
  it). An error of a request is its own `result`.
  Thread: one at a time. It waits for flushes with PF_PROTECT_STRICT, and for a controller that
- has failed to be disabled; else never. May allocate. Ownership: the memory of what is reported
- is the caller's again, unless PF_LOST. Since 0.2.
+ has failed to be disabled; else never. May allocate small amounts: in a software domain; for
+ requests that are aborted, lost, or of a namespace that has changed; and when the controller
+ fails. Ownership: the memory of what is reported is the caller's again, unless PF_LOST. Since
+ 0.2.
 
  */
 int pf_complete(struct pf_queue_t *queue, struct pf_completion *completions, uint32_t max) PF_CHECKED;
@@ -2305,7 +2321,7 @@ int pf_complete(struct pf_queue_t *queue, struct pf_completion *completions, uin
  then pf_submit() accepts one); or -errno: EBADF; EBUSY (another thread is in a call with it).
  Thread: one at a time. With PF_PROTECT_STRICT it waits for the flushes of what it finds, at most
  5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. May allocate
- in a software domain. Since 0.2.
+ as pf_complete(). Since 0.2.
  */
 int pf_queue_wait(struct pf_queue_t *queue, uint64_t ns) PF_CHECKED;
 
@@ -2366,7 +2382,8 @@ int pf_register(struct pf_domain_t *domain, void *va, size_t len, struct pf_reg_
  ring: the message says how many; or another thread is in a call with it); EBADF; EIO (the device
  could not be kept from it: the registration is gone, but keep the memory mapped until the
  process ends).
- Thread: any. Since 0.2.
+ Thread: any. Constant time where it is refused, but for late flushes that have completed. Calls
+ of other threads with the registration are not refused for it. Since 0.2.
  */
 int pf_reg_destroy(struct pf_reg_t *reg);
 
@@ -2407,7 +2424,7 @@ int pf_segments(struct pf_reg_t *reg,
  Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
  pages); EINVAL (not inside the memory, 0 bytes, `off`, or a list page that is not as above);
  EFAULT; EBADF. Then nothing is stored, except in list pages.
- Thread: any. Allocates for `lists`. Since 0.2.
+ Thread: any. Since 0.2.
 
  */
 int pf_prp(struct pf_reg_t *reg,
@@ -2487,7 +2504,8 @@ int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index) P
  IOMMU and of its invalidation queue.
 
  Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
- EBUSY (a thread is in a call with the page pool or queue, which belongs to one).
+ EBUSY (a thread is in a call with the page pool or queue, which belongs to one; its calls wait
+ for this one, and are not refused for it).
  Thread: any. Allocates. Since 0.2.
 
  */
@@ -2579,7 +2597,7 @@ int pf_requests_begin(struct pf_requests_t *requests,
 
  Return: 0, or -errno: ESTALE (it has ended, is another loop's, or none: nothing has changed);
  EBADF; EBUSY.
- Thread: one at a time. May allocate in a software domain. Since 0.2.
+ Thread: one at a time. Since 0.2.
  */
 int pf_requests_completed(struct pf_requests_t *requests, uint64_t token, uint64_t result) PF_CHECKED;
 
@@ -2595,7 +2613,8 @@ int pf_requests_completed(struct pf_requests_t *requests, uint64_t token, uint64
  the request when it ends); EIO (the flush never completes, and the memory is quarantined);
  ESTALE (it has ended, was said to be lost, is another loop's, or none: nothing has changed);
  EBADF; EBUSY.
- Thread: one at a time. May allocate in a software domain. Since 0.2.
+ Thread: one at a time. May allocate small amounts: in a software domain, and for a request that
+ is lost. Since 0.2.
  */
 int pf_requests_refused(struct pf_requests_t *requests, uint64_t token) PF_CHECKED;
 
@@ -2609,7 +2628,7 @@ int pf_requests_refused(struct pf_requests_t *requests, uint64_t token) PF_CHECK
 
  Return: 0, or -errno: ESTALE (it has ended or is lost, is another loop's, or none: nothing has
  changed); EBADF; EBUSY.
- Thread: one at a time. May allocate in a software domain. Since 0.2.
+ Thread: one at a time. Since 0.2.
  */
 int pf_requests_lost(struct pf_requests_t *requests, uint64_t token) PF_CHECKED;
 
@@ -2620,7 +2639,7 @@ int pf_requests_lost(struct pf_requests_t *requests, uint64_t token) PF_CHECKED;
  @requests: the loop.
 
  Return: 0, or -errno: EBADF; EBUSY.
- Thread: one at a time. May allocate. Since 0.2.
+ Thread: one at a time. Since 0.2.
  */
 int pf_requests_stopped(struct pf_requests_t *requests) PF_CHECKED;
 
@@ -2634,8 +2653,9 @@ int pf_requests_stopped(struct pf_requests_t *requests) PF_CHECKED;
  @max: how many fit; what is left is reported by the next call.
 
  Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY.
- Thread: one at a time. May allocate in a software domain. Ownership: the memory of what is
- reported is the caller's again, unless it is PF_END_LATE or PF_END_LOST. Since 0.2.
+ Thread: one at a time. May allocate small amounts: in a software domain, and for a request that
+ is lost. Ownership: the memory of what is reported is the caller's again, unless it is
+ PF_END_LATE or PF_END_LOST. Since 0.2.
 
  */
 int pf_requests_poll(struct pf_requests_t *requests, struct pf_done *done, unsigned int max) PF_CHECKED;
@@ -2651,7 +2671,8 @@ int pf_requests_poll(struct pf_requests_t *requests, struct pf_done *done, unsig
  @max: how many fit; what is left is reported by the next call.
 
  Return: as pf_requests_poll().
- Thread: one at a time. May allocate in a software domain. Since 0.2.
+ Thread: one at a time. May allocate small amounts: in a software domain, and for a request that
+ is lost. Since 0.2.
 
  */
 int pf_requests_wait(struct pf_requests_t *requests,

@@ -77,7 +77,8 @@ unsafe impl Options for pf_nvme_command {
 /// EACCES (it changes what the library relies on: the message says what); EINVAL (an unknown
 /// opcode, more data than 4096 bytes, `len`, `struct_size`); ETIMEDOUT (no completion: nothing more
 /// is accepted); ENODEV (it is gone); E2BIG; EFAULT; EBADF.
-/// Thread: any; one at a time waits. May allocate. Since 0.2.
+/// Thread: any; one at a time waits. May allocate small amounts: for events of the controller, and
+/// 4096 bytes, and some 200 for each namespace, where namespaces are identified again. Since 0.2.
 ///
 /// # Safety
 /// `command` is null, or can be read and written for as many bytes as its first field says; `data`

@@ -73,7 +73,8 @@ pub extern "C" fn pf_cache_destroy(cache: *mut pf_cache_t) -> c_int {
 ///
 /// Return: 0, or -errno: ENOMEM (the pool has no free block and no more memory: the message says
 /// which limit); EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
-/// Thread: the cache's. Allocates when the pool takes more memory, and where it is refused: its
+/// Thread: the cache's. Allocates when the pool takes more memory (ENOMEM without the byte for the
+/// state of each block), when blocks are allocated for the first time, and where it is refused: its
 /// message. Ownership: the caller's, until pf_put(). Since 0.2.
 ///
 /// # Safety

@@ -103,7 +103,7 @@ impl Errno for AllocError {
 impl Errno for dma_pool::CreateError {
     fn errno(&self) -> c_int {
         match self {
-            Self::Minimum { .. } => ENOMEM,
+            Self::Minimum { .. } | Self::NoMemory { .. } => ENOMEM,
             _ => EINVAL,
         }
     }
@@ -119,6 +119,7 @@ impl Errno for dma_pool::RangeError {
     fn errno(&self) -> c_int {
         match self {
             Self::Maximum { .. } | Self::Numbers { .. } => ENOSPC,
+            Self::NoMemory { .. } => ENOMEM,
             _ => EINVAL,
         }
     }
@@ -142,6 +143,9 @@ impl Errno for RegisterError {
 
 impl Errno for page_pool::CreateError {
     fn errno(&self) -> c_int {
-        EINVAL
+        match self {
+            Self::NoMemory { .. } => ENOMEM,
+            _ => EINVAL,
+        }
     }
 }

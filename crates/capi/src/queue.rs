@@ -22,7 +22,7 @@ use pinfold::Arena;
 use pinfold::requests::{Ended, Limits, NewError, Policy, Requests, Token};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{Namespace, Queue, QueueStats};
-use std::collections::VecDeque;
+use std::collections::{TryReserveError, VecDeque};
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -214,8 +214,9 @@ pub struct pf_completion {
 /// @out: where the handle is stored.
 ///
 /// Return: 0, or -errno: EINVAL (depth; unknown protection, flags or reserved fields); ENOSPC (no
-/// queue or no interrupt of the controller is left); ENOMEM (of its arena); EIO, ETIMEDOUT (the
-/// controller refuses it, or does not answer); E2BIG; EBADF; EFAULT; ENFILE.
+/// queue or no interrupt of the controller is left); ENOMEM (of its arena; or some 2 kB for each
+/// request of the depth); EIO, ETIMEDOUT (the controller refuses it, or does not answer); E2BIG;
+/// EBADF; EFAULT; ENFILE.
 /// Thread: any. Allocates. Ends with pf_queue_destroy(). Since 0.2.
 ///
 /// # Safety
@@ -280,7 +281,8 @@ pub extern "C" fn pf_queue_destroy(queue: *mut pf_queue_t) -> c_int {
 /// cancel); EOPNOTSUPP (the controller cannot discard); ESTALE (the namespace was formatted or
 /// detached); EIO (the controller has failed); ENOMEM or ENOSPC (mapping it, or describing it to
 /// the controller); EBADF; EFAULT; EBUSY (another thread is in a call with it).
-/// Thread: one at a time. Allocates for more segments than before, and in a software domain.
+/// Thread: one at a time. Allocates for a request with several entries in `iov` (some 100 bytes for
+/// each, ENOMEM), for more segments than before (16 bytes each), and in a software domain.
 /// Ownership: the memory is lent until the report. Since 0.2.
 ///
 /// # Safety
@@ -334,8 +336,10 @@ unsafe extern "C" fn submit(
 /// Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY (another thread is in a call with
 /// it). An error of a request is its own `result`.
 /// Thread: one at a time. It waits for flushes with PF_PROTECT_STRICT, and for a controller that
-/// has failed to be disabled; else never. May allocate. Ownership: the memory of what is reported
-/// is the caller's again, unless PF_LOST. Since 0.2.
+/// has failed to be disabled; else never. May allocate small amounts: in a software domain; for
+/// requests that are aborted, lost, or of a namespace that has changed; and when the controller
+/// fails. Ownership: the memory of what is reported is the caller's again, unless PF_LOST. Since
+/// 0.2.
 ///
 /// # Safety
 /// `completions` is null or can be written for `max` reports.
@@ -385,7 +389,7 @@ unsafe extern "C" fn complete(
 /// then pf_submit() accepts one); or -errno: EBADF; EBUSY (another thread is in a call with it).
 /// Thread: one at a time. With PF_PROTECT_STRICT it waits for the flushes of what it finds, at most
 /// 5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. May allocate
-/// in a software domain. Since 0.2.
+/// as pf_complete(). Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_queue_wait(queue: *mut pf_queue_t, ns: u64) -> c_int {
@@ -455,15 +459,26 @@ impl pf_queue_t {
         let queue = queue.map_err(|error| Failure::from(&error))?;
         let requests = requests_of(device, protect, capacity, FLUSH_LIMIT)?;
         let slots = requests.slots();
+        let no_memory = |error: TryReserveError| {
+            fail!(ENOMEM, "cannot create a queue of {depth} requests: {error}; use a smaller depth")
+        };
+        let (mut in_flight, mut reports) = (Vec::new(), Vec::new());
+        let (mut ended, mut ready) = (Vec::new(), VecDeque::new());
+        in_flight.try_reserve_exact(capacity).map_err(no_memory)?;
+        in_flight.resize_with(capacity, || None);
+        reports.try_reserve_exact(slots).map_err(no_memory)?;
+        reports.resize(slots, None);
+        ended.try_reserve_exact(slots).map_err(no_memory)?;
+        ready.try_reserve_exact(capacity).map_err(no_memory)?;
         Ok(Self {
             queue,
             requests,
             is_static: protect == PF_PROTECT_STATIC,
             namespaces: device.controller.namespaces(),
-            in_flight: std::iter::repeat_with(|| None).take(capacity).collect(),
-            reports: vec![None; slots],
-            ended: Vec::with_capacity(slots),
-            ready: VecDeque::with_capacity(capacity),
+            in_flight,
+            reports,
+            ended,
+            ready,
             outstanding: 0,
             failed: None,
             descriptor: None,

@@ -246,7 +246,7 @@ unsafe extern "C" fn begin(
 ///
 /// Return: 0, or -errno: ESTALE (it has ended, is another loop's, or none: nothing has changed);
 /// EBADF; EBUSY.
-/// Thread: one at a time. May allocate in a software domain. Since 0.2.
+/// Thread: one at a time. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_requests_completed(
@@ -287,7 +287,8 @@ extern "C" fn completed(
 /// the request when it ends); EIO (the flush never completes, and the memory is quarantined);
 /// ESTALE (it has ended, was said to be lost, is another loop's, or none: nothing has changed);
 /// EBADF; EBUSY.
-/// Thread: one at a time. May allocate in a software domain. Since 0.2.
+/// Thread: one at a time. May allocate small amounts: in a software domain, and for a request that
+/// is lost. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_requests_refused(requests: *mut pf_requests_t, token: u64) -> c_int {
@@ -336,7 +337,7 @@ extern "C" fn refused(handle: *mut pf_requests_t, name: u64, caller: Caller) -> 
 ///
 /// Return: 0, or -errno: ESTALE (it has ended or is lost, is another loop's, or none: nothing has
 /// changed); EBADF; EBUSY.
-/// Thread: one at a time. May allocate in a software domain. Since 0.2.
+/// Thread: one at a time. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_requests_lost(requests: *mut pf_requests_t, token: u64) -> c_int {
     call(|| {
@@ -362,7 +363,7 @@ pub extern "C" fn pf_requests_lost(requests: *mut pf_requests_t, token: u64) -> 
 /// @requests: the loop.
 ///
 /// Return: 0, or -errno: EBADF; EBUSY.
-/// Thread: one at a time. May allocate. Since 0.2.
+/// Thread: one at a time. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_requests_stopped(requests: *mut pf_requests_t) -> c_int {
@@ -372,13 +373,15 @@ pub extern "C" fn pf_requests_stopped(requests: *mut pf_requests_t) -> c_int {
 extern "C" fn stopped(handle: *mut pf_requests_t, caller: Caller) -> c_int {
     call(|| {
         let mut requests = REQUESTS.get_mut(handle)?;
-        let names = requests.names.all();
-        for &name in &names {
+        // Not in a list, whose length would follow the depth.
+        for name in requests.names.all() {
             requests.report(name, pf_event_kind::PF_EVENT_REVOKE, Site::new(caller, handle));
         }
         requests.requests.stopped();
-        for name in names {
-            requests.found(name);
+        for slot in 0..requests.names.slots() {
+            if let Some(name) = requests.names.at(slot) {
+                requests.found(name);
+            }
         }
         Ok(0)
     })
@@ -393,8 +396,9 @@ extern "C" fn stopped(handle: *mut pf_requests_t, caller: Caller) -> c_int {
 /// @max: how many fit; what is left is reported by the next call.
 ///
 /// Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY.
-/// Thread: one at a time. May allocate in a software domain. Ownership: the memory of what is
-/// reported is the caller's again, unless it is PF_END_LATE or PF_END_LOST. Since 0.2.
+/// Thread: one at a time. May allocate small amounts: in a software domain, and for a request that
+/// is lost. Ownership: the memory of what is reported is the caller's again, unless it is
+/// PF_END_LATE or PF_END_LOST. Since 0.2.
 ///
 /// # Safety
 /// `done` is null or can be written for `max` reports.
@@ -425,7 +429,8 @@ pub unsafe extern "C" fn pf_requests_poll(
 /// @max: how many fit; what is left is reported by the next call.
 ///
 /// Return: as pf_requests_poll().
-/// Thread: one at a time. May allocate in a software domain. Since 0.2.
+/// Thread: one at a time. May allocate small amounts: in a software domain, and for a request that
+/// is lost. Since 0.2.
 ///
 /// # Safety
 /// As for pf_requests_poll().

@@ -102,9 +102,20 @@ impl<T> Names<T> {
         self.entries.drain(..).filter_map(|entry| entry.value)
     }
 
-    /// Returns the names of all requests.
-    pub(super) fn all(&self) -> Vec<u64> {
-        self.entries.iter().filter(|entry| entry.value.is_some()).map(|entry| entry.name).collect()
+    /// Returns the number of slots.
+    pub(super) fn slots(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns the name of the request in a slot.
+    pub(super) fn at(&self, slot: usize) -> Option<u64> {
+        let entry = self.entries.get(slot)?;
+        entry.value.as_ref().map(|_| entry.name)
+    }
+
+    /// Yields the names of all requests.
+    pub(super) fn all(&self) -> impl Iterator<Item = u64> {
+        (0..self.slots()).filter_map(|slot| self.at(slot))
     }
 
     /// Removes a request.
@@ -142,7 +153,7 @@ mod tests {
             ),
             (None, Some(7), Some((d, 7)))
         );
-        assert_eq!(names.all(), [a, d, c]);
+        assert_eq!(names.all().collect::<Vec<_>>(), [a, d, c]);
         assert!([a, b, c, d].iter().all(|name| *name != 0));
         for forged in [0, u64::MAX, a ^ 1, a ^ 1 << 63, a + (1 << SLOT_BITS)] {
             assert_eq!(names.get(forged), None, "{forged:#x}");

@@ -6,20 +6,21 @@
 #include <sys/resource.h>
 
 /* What is allocated for a number is larger than this here, what is fixed is smaller. */
-#define LARGE 100000
+#define LARGE 60000
 enum { MANY = 4096 };
 
 static pf_domain_t *domain;
 
 #if defined(__SANITIZE_ADDRESS__)
 static int counting(void) { return 0; }
-static int left, failed;
+static int left, failed, lasting;
 #else
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
 extern void *__libc_memalign(size_t, size_t);
 
-/* How many large allocations succeed before one fails; -1: all. */
-static int left = -1, failed;
+/* How many large allocations succeed before one fails, and where that is `lasting` all that follow
+   it; -1: all succeed. */
+static int left = -1, failed, lasting;
 /* A checker has functions of its own in place of these. */
 static int called;
 
@@ -27,8 +28,14 @@ static int counting(void) { return __atomic_load_n(&called, __ATOMIC_RELAXED); }
 
 static int fails(size_t bytes) {
     __atomic_store_n(&called, 1, __ATOMIC_RELAXED);
-    if (bytes < LARGE || left < 0 || left-- > 0)
+    if (bytes < LARGE || left < 0)
         return 0;
+    if (left > 0) {
+        left--;
+        return 0;
+    }
+    if (!lasting)
+        left = -1;
     errno = ENOMEM;
     return failed = 1;
 }
@@ -68,6 +75,16 @@ int posix_memalign(void **out, size_t align, size_t bytes) {
             CHECK(result == -ENOMEM && pf_strerror_last()[0] != 0);                                \
         }                                                                                          \
         CHECK(number >= (least) || !counting());                                                   \
+    } while (0)
+
+/* The call succeeds, and has no large allocation. */
+#define NONE(call)                                                                                 \
+    do {                                                                                           \
+        left = 0, failed = 0;                                                                      \
+        long result = (call);                                                                      \
+        left = -1;                                                                                 \
+        VALUE(result);                                                                             \
+        CHECK(!failed);                                                                            \
     } while (0)
 
 static void arenas(void) {
@@ -142,14 +159,143 @@ static void mappings(void) {
     OK(pf_arena_destroy(arena));
 }
 
+static pf_arena_t *new_arena(size_t bytes) {
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = bytes, .sources = PF_SOURCE_PLAIN};
+    pf_arena_t *arena;
+    OK(pf_arena_create(domain, &opts, &arena));
+    return arena;
+}
+
+/* A pool's states of blocks, and the tables that lead to them. */
+static void pools(void) {
+    enum { BLOCKS = 300000 };
+    static pf_block_t blocks[BLOCKS];
+    pf_arena_t *arena = new_arena(16 << 20);
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = 16, .minimum = BLOCKS};
+    pf_pool_t *pool;
+    pf_cache_t *cache;
+    EACH(3, pf_pool_create(arena, &opts, &pool));
+    OK(pf_pool_destroy(pool));
+    /* Of what is allocated, none is the pool's after it. */
+    opts.minimum = 0;
+    OK(pf_pool_create(arena, &opts, &pool));
+    OK(pf_pool_cache(pool, &cache));
+    /* A call that is refused once by the pool tries again. */
+    lasting = 1;
+    EACH(3, pf_get_bulk(cache, blocks, BLOCKS));
+    lasting = 0;
+    OK(pf_put_bulk(cache, blocks, BLOCKS, NULL));
+    char *own = mmap(NULL, 4 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(own != MAP_FAILED);
+    EACH(2, pf_pool_add(pool, own, 4 << 20, 0));
+    OK(pf_cache_destroy(cache));
+    OK(pf_pool_destroy(pool));
+    CHECK(munmap(own, 4 << 20) == 0);
+    OK(pf_arena_destroy(arena));
+}
+
+/* Pools of many chunks: each of the arena's free runs is one page. */
+static void chunks(void) {
+    enum { PAGES = 16384 };
+    static void *runs[PAGES];
+    static pf_block_t blocks[PAGES];
+    pf_arena_t *arena = new_arena((size_t)PAGES * 4096);
+    unsigned many = 0;
+    while (many < PAGES && (runs[many] = pf_alloc(arena, 4096, NULL)) != NULL)
+        many++;
+    unsigned half = 0;
+    for (unsigned i = 0; i < many; i++)
+        if ((uintptr_t)runs[i] / 4096 % 2 == 0) {
+            OK(pf_free(arena, runs[i]));
+            runs[i] = NULL;
+            half++;
+        }
+    CHECK(half > PAGES / 4);
+
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = 4096, .align = 4096};
+    struct pf_pool_stats stats = {.struct_size = sizeof stats};
+    pf_pool_t *pool;
+    pf_cache_t *cache;
+    OK(pf_pool_create(arena, &opts, &pool));
+    OK(pf_pool_cache(pool, &cache));
+    lasting = 1;
+    EACH(1, pf_get_bulk(cache, blocks, half));
+    lasting = 0;
+    NONE(pf_pool_stats(pool, &stats));
+    CHECK(stats.chunks == half);
+    NONE(pf_pool_report(pool, NULL, 0));
+    NONE(pf_stats(pool, NULL, 0));
+    left = 0;
+    REFUSED(EBUSY, "blocks of pool", pf_pool_destroy(pool));
+    left = -1;
+    OK(pf_put_bulk(cache, blocks, half, NULL));
+    OK(pf_cache_destroy(cache));
+    /* What there is no memory for stays for the next call. */
+    int64_t bytes = 0;
+    int lacked = 0;
+    do {
+        left = 0, failed = 0;
+        int64_t some = pf_pool_shrink(pool);
+        left = -1;
+        CHECK(VALUE(some) > 0);
+        bytes += some;
+        lacked += failed;
+    } while (bytes < (int64_t)half * 4096);
+    CHECK(lacked > 0 || !counting());
+    OK(pf_pool_destroy(pool));
+
+    pf_pages_t *pages;
+    EACH(1, pf_pages_create(arena, 4096, 1 << 20, &pages));
+    OK(pf_pages_destroy(pages));
+    OK(pf_pages_create(arena, 4096, 1, &pages));
+    memset(blocks, 0, sizeof blocks);
+    /* Fewer pages where there is no memory for what describes them. */
+    int filled;
+    lacked = 0;
+    do {
+        left = 0, failed = 0;
+        filled = pf_pages_fill(pages, blocks, half);
+        left = -1;
+        CHECK(filled == (int)half || failed);
+        lacked += failed;
+        if (failed)
+            filled = (int)VALUE(pf_pages_fill(pages, blocks, (unsigned)filled + 1));
+    } while (filled < (int)half);
+    CHECK(lacked > 0 || !counting());
+    /* More than the ring has room for. */
+    NONE(pf_pages_return(pages, blocks, half, NULL));
+    OK(pf_pages_destroy(pages));
+    for (unsigned i = 0; i < many; i++)
+        OK(pf_free(arena, runs[i]));
+    OK(pf_arena_destroy(arena));
+}
+
+static void queues(void) {
+    pf_arena_t *arena = new_arena(8 << 20);
+    /* 32 bytes for each 2 MiB of the medium. */
+    struct pf_nvme_opts opts = {.struct_size = sizeof opts, .size = 16ull << 30};
+    struct pf_queue_opts queue_opts = {.struct_size = sizeof queue_opts, .depth = 1023};
+    pf_nvme_t *nvme;
+    pf_queue_t *queue;
+    EACH(1, pf_nvme_open(domain, arena, &opts, &nvme));
+    EACH(4, pf_queue_create(nvme, &queue_opts, &queue));
+    OK(pf_queue_destroy(queue));
+    OK(pf_nvme_destroy(nvme));
+    OK(pf_arena_destroy(arena));
+}
+
 static void requests(void) {
-    struct pf_requests_opts opts = {.struct_size = sizeof opts, .depth = 1};
+    struct pf_requests_opts opts = {
+        .struct_size = sizeof opts, .depth = 1 << 14, .held = 1 << 14};
     pf_requests_t *requests;
-    /* The first makes the table of handles, whose size is fixed. */
-    OK(pf_requests_create(domain, &opts, &requests));
-    OK(pf_requests_destroy(requests));
-    opts.depth = opts.held = 1 << 14;
     EACH(5, pf_requests_create(domain, &opts, &requests));
+    for (unsigned i = 0; i < opts.depth; i++) {
+        uint64_t token;
+        OK(pf_requests_begin(requests, NULL, 0, &token, NULL));
+    }
+    NONE(pf_requests_stopped(requests));
+    static struct pf_done done[1 << 14];
+    CHECK(VALUE(pf_requests_poll(requests, done, opts.depth)) == (int)opts.depth);
     OK(pf_requests_destroy(requests));
 }
 
@@ -186,6 +332,9 @@ int main(void) {
     arenas();
     mappings();
     requests();
+    pools();
+    chunks();
+    queues();
     /* AddressSanitizer takes more than any limit. */
     if (counting())
         limited();
