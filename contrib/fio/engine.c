@@ -257,11 +257,12 @@ static int pinfold_init(struct thread_data *td) {
     return 0;
 }
 
-/* Reports that there is no memory for the job's buffers, by the options that ask for less. */
+/* Reports that there is no memory for the job's buffers, by the options that ask for less. fio has
+ * set numjobs to 1 in each of the jobs. */
 static int report_buffers(struct thread_data *td, size_t bytes, int failed) {
-    log_err("pinfold: iodepth=%u of up to bs=%llu are %zu bytes of buffers for each of numjobs=%u: "
-            "lower one of them\n",
-            td->o.iodepth, (unsigned long long)td_max_bs(td), bytes, td->o.numjobs);
+    log_err("pinfold: iodepth=%u of up to bs=%llu are %zu bytes of buffers for each job: lower "
+            "iodepth, bs or numjobs\n",
+            td->o.iodepth, (unsigned long long)td_max_bs(td), bytes);
     /* fio does not look at the result, and would use buffers at 0. */
     td->terminate = true;
     return report(td, "the job's buffers", failed);
