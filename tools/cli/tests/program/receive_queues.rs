@@ -7,7 +7,7 @@ use crate::receive::{
     wait_until_detached, wait_until_received,
 };
 use crate::receive_to::datagram;
-use crate::wire::{Wire, arrived, returned, run, up};
+use crate::wire::{LIMIT, Wire, arrived, returned, run, up};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
@@ -283,7 +283,7 @@ fn generate(mut testpmd: Command) -> (String, u64) {
     testpmd.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = testpmd.spawn().unwrap();
     let mut commands = child.stdin.take().unwrap();
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + LIMIT;
     while arrived() < SENT && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
     }
