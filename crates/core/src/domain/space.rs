@@ -495,14 +495,33 @@ pub(super) fn pieces<P: Pinned + ?Sized>(payload: &P) -> impl Iterator<Item = Dm
 
 /// Memory that the devices of a domain may reach in direction `D` for as long as the value lives.
 ///
-/// A queue that accepts one gives the segments only to a device of [`domain`](Self::domain), and
-/// holds the value until the device no longer uses them; if it cannot know that, it leaks the
-/// value.
+/// A [`Mapping`](super::Mapping) is one. A type of one's own holds mappings, to transfer parts of
+/// them, or several by one request, and returns them once it is given back.
+///
+/// The data are the segments one behind the other, the first byte of a transfer first. Segments may
+/// lie anywhere in their mappings, adjoin each other, name the same bytes again (of those that a
+/// device writes twice, either may remain), and be empty: these count as nothing. How they must be
+/// aligned, and how many there may be, is the device's matter; the queue refuses others.
+///
+/// # Queues
+/// A queue gives the segments only to a device of [`domain`](Self::domain). In the call that starts
+/// a transfer, and on its thread, it asks for the domain and then for the segments in order from 0
+/// on, until they have the bytes of the transfer (and perhaps one more) or there is none left. It
+/// works with what it was told then; only to explain an error it may ask again. Fewer bytes than
+/// those of the transfer are an error, which returns the value, like every other; more are not
+/// touched. A panic of a method passes through the call: nothing is sent, and the value is dropped.
+///
+/// From then on the queue holds the value, until the device no longer uses the segments; if it
+/// cannot know that, it leaks the value. It may move the value, and drop it or give it back on
+/// another thread if it is [`Send`].
 ///
 /// # Safety
-/// Until the value is dropped, wherever it is moved: `segment` and `domain` return the same, and
-/// every segment is part of a live mapping, in that domain and for direction `D`, that the value
-/// holds.
+/// Until the value is dropped (if it is leaked, for good), wherever it is moved: `segment` and
+/// `domain` return the same, and every segment that is not empty is part of a live mapping, in that
+/// domain and for all of the access of `D`, that the value holds. So a mapping that is only borrowed
+/// for less than `'static` does not suffice: a leaked value would not keep it. Mappings may be held
+/// together with other values, and their [memory](super::Mapping::memory) be read and written
+/// meanwhile, which the device may see.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not mapped for the device",
     label = "a transfer takes a mapping",
@@ -510,10 +529,11 @@ pub(super) fn pieces<P: Pinned + ?Sized>(payload: &P) -> impl Iterator<Item = Dm
             `domain.map(buffer, FromDevice)` for what it writes (a read)"
 )]
 pub unsafe trait Payload<D: Direction> {
-    /// Returns segment `index`; `None` after the last.
+    /// Returns segment `index`; `None` for each from the number of segments on, which is finite.
     fn segment(&self, index: usize) -> Option<Segment>;
 
-    /// Returns the domain of the segments; `None` if that is no [`Domain`]. Only a
-    /// queue whose own memory is in the same domain accepts the value.
+    /// Returns the domain of the segments, all of them; `None` if that is no [`Domain`]: then their
+    /// addresses are those of the devices of a queue that has no domain either. Only a queue whose
+    /// own memory is in the same domain accepts the value.
     fn domain(&self) -> Option<DomainId>;
 }

@@ -4,7 +4,7 @@
 
 use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::gather::prp::{ControllerPage, ListPage, ListPages, Prps};
-use pinfold_core::gather::sgl::Sgl;
+use pinfold_core::gather::sgl::{Kind, Sgl};
 use pinfold_core::gather::{LayoutError, Profile};
 use pinfold_core::mem::DmaMemory;
 use std::alloc::Layout;
@@ -22,7 +22,7 @@ struct Record {
 }
 
 /// A page from the heap.
-struct Page {
+pub(super) struct Page {
     iova: Iova,
     base: NonNull<u8>,
     layout: Layout,
@@ -44,7 +44,7 @@ impl ListPage for Page {
 
 /// Pages of `layout`, each 1 TiB from the last and `offset` from a multiple of that, at most `limit`
 /// at a time.
-struct Pages {
+pub(super) struct Pages {
     layout: Layout,
     limit: u64,
     offset: u64,
@@ -53,7 +53,7 @@ struct Pages {
 
 /// More pages than there are.
 #[derive(Debug, PartialEq)]
-struct Used(u64);
+pub(super) struct Used(u64);
 
 impl ListPages for Pages {
     type Page = Page;
@@ -91,7 +91,7 @@ impl Drop for Pages {
 }
 
 impl Pages {
-    fn new(size: usize, align: usize, limit: u64) -> Self {
+    pub(super) fn new(size: usize, align: usize, limit: u64) -> Self {
         let layout = Layout::from_size_align(size, align).unwrap();
         Self { layout, limit, offset: 0, record: Rc::default() }
     }
@@ -104,7 +104,8 @@ impl Pages {
         u64::from_le(memory.read_u64(at * 8).unwrap())
     }
 
-    fn counts(&self) -> (u64, usize, usize) {
+    /// Returns how many pages were taken, how many of them are out, and how many are quarantined.
+    pub(super) fn counts(&self) -> (u64, usize, usize) {
         let record = self.record.borrow();
         (record.taken, record.out.len(), record.quarantined.len())
     }
@@ -134,6 +135,27 @@ fn walk_prps(pages: &Pages, prps: &Prps<Page>) -> Vec<u64> {
     found
 }
 
+/// The `count` data blocks that a controller finds from SGL1.
+pub(super) fn walk_sgl(pages: &Pages, sgl: &Sgl<Page>, count: usize) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    let first = sgl.sgl1();
+    if first.kind() == Kind::DataBlock {
+        return vec![(first.iova().raw(), first.len().into())];
+    }
+    let mut array = (first.iova(), first.len() as usize / 16);
+    while found.len() < count {
+        let (iova, len) = array;
+        for at in 0..len {
+            let (address, word) = (pages.word(iova, at * 2), pages.word(iova, at * 2 + 1));
+            match word >> 60 {
+                0 => found.push((address, word & 0xffff_ffff)),
+                _ => array = (Iova::new(address), (word & 0xffff_ffff) as usize / 16),
+            }
+        }
+    }
+    found
+}
+
 #[test]
 fn a_prp_list_is_read_in_pages_of_any_source_until_they_are_given_back() {
     let mut pages = Pages::new(4096, 4096, 8);
@@ -157,18 +179,7 @@ fn an_sgl_is_read_in_pages_of_any_size_until_they_are_given_back() {
         let mut pages = Pages::new(size, 8, 8);
         let profile = Profile::new(u32::MAX, u64::MAX, 0, 1).unwrap();
         let sgl = Sgl::<_, 8>::new(&profile, scattered(5), &mut pages).unwrap();
-        let mut found = Vec::new();
-        let mut array = (sgl.sgl1().iova(), sgl.sgl1().len() as usize / 16);
-        while found.len() < 5 {
-            let (iova, count) = array;
-            for at in 0..count {
-                let (address, word) = (pages.word(iova, at * 2), pages.word(iova, at * 2 + 1));
-                match word >> 60 {
-                    0 => found.push((address, word & 0xffff_ffff)),
-                    _ => array = (Iova::new(address), (word & 0xffff_ffff) as usize / 16),
-                }
-            }
-        }
+        let found = walk_sgl(&pages, &sgl, 5);
         assert_eq!(found, (0..5).map(|i| (i << 13, 4096)).collect::<Vec<_>>());
         assert_eq!(pages.counts().1, sgl.list_pages());
         sgl.release(&mut pages);

@@ -1,18 +1,19 @@
 //! The open traits of the core, implemented from their documentation alone: a backend that holds the
 //! domain to every sentence of `Backend`'s page, and keeps what was mapped by its first address; the
 //! one of the example `own_backend`, in static memory; a format, a queue and table memory of one's
-//! own under a `TableBackend`; and the sources of pools and of list pages.
+//! own under a `TableBackend`; the sources of pools and of list pages; and a `Payload`.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
 mod lists;
+mod payload;
 mod source;
 /// The backend of the example, which is `no_std`.
 #[path = "../../examples/own_backend/unit.rs"]
 mod unit;
 
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
-use pinfold_core::addr::{Iova, IovaRange, PhysAddr, PhysRange};
+use pinfold_core::addr::{Iova, IovaRange, PhysAddr, PhysRange, Segment};
 use pinfold_core::domain::{
     Backend, BackendError, Domain, DomainId, Generation, Generations, PhysExtent, PhysTranslator,
     Pinned, Properties, Revocation, Revoked, TableBackend, Unrevoked, Wait, WindowToken,
@@ -69,10 +70,21 @@ unsafe impl Pinned for Memory {
     }
 }
 
+/// Memory that is mapped, and the access to it.
+struct Map {
+    range: IovaRange,
+    base: NonNull<u8>,
+    len: usize,
+    access: Access,
+}
+
+// SAFETY: an address. The memory is accessed by `Shared::reach` alone, while it is mapped.
+unsafe impl Send for Map {}
+
 /// Holds the domain to the page of `Backend`. What was mapped is kept by its first address.
 #[derive(Default)]
 struct Strict {
-    maps: BTreeMap<u64, IovaRange>,
+    maps: BTreeMap<u64, Map>,
     /// Revoked, and not known to be completed.
     in_flight: Vec<(Ticket, IovaRange)>,
     last: u64,
@@ -95,6 +107,21 @@ impl Shared {
         drop(state);
         due.into_iter().for_each(|(_, waker)| waker.wake());
     }
+
+    /// Has a device access bytes by `access`, if a map with that access has them all.
+    fn reach(&self, segment: Segment, access: Access, by: impl FnOnce(DmaMemory<'_>)) -> bool {
+        let state = self.0.lock().unwrap();
+        let Ok(range) = IovaRange::new(segment.iova, segment.len) else { return false };
+        let before = state.maps.range(..=segment.iova.raw()).next_back();
+        let map = before.map(|(_, map)| map).filter(|map| map.range.covers(&range));
+        let Some(map) = map.filter(|map| map.access.contains(access)) else { return false };
+        let offset = usize::try_from(segment.iova.raw() - map.range.start().raw()).unwrap();
+        let len = usize::try_from(segment.len).unwrap();
+        // SAFETY: mapped, so that the domain holds its owner; the lock is held meanwhile.
+        let memory = unsafe { DmaMemory::from_raw(map.base, map.len) };
+        by(memory.part(offset, len).unwrap());
+        true
+    }
 }
 
 impl Backend for Shared {
@@ -111,14 +138,14 @@ impl Backend for Shared {
         &self,
         iova: IovaRange,
         memory: DmaMemory,
-        _: Access,
+        access: Access,
         _: Option<&WindowToken>,
     ) -> Result<(), BackendError> {
         let mut state = self.0.lock().unwrap();
         assert_eq!(iova.len(), memory.len() as u64, "as long as the memory");
         assert!(iova.is_aligned(4096) && memory.addr().is_multiple_of(4096), "whole pages");
         assert!(
-            !state.maps.values().any(|mapped| mapped.overlaps(&iova)),
+            !state.maps.values().any(|map| map.range.overlaps(&iova)),
             "nothing is mapped there"
         );
         let held = state.in_flight.iter().any(|(_, range)| range.overlaps(&iova));
@@ -126,7 +153,8 @@ impl Backend for Shared {
         if memory.len() == 7 * 4096 {
             return Err(BackendError::Refused { iova, reason: "seven pages are unlucky".into() });
         }
-        state.maps.insert(iova.start().raw(), iova);
+        let (base, len) = (memory.as_ptr(), memory.len());
+        state.maps.insert(iova.start().raw(), Map { range: iova, base, len, access });
         Ok(())
     }
     fn revoke<'w>(
@@ -139,7 +167,7 @@ impl Backend for Shared {
         for Revocation { range, window } in std::iter::once(first).chain(rest) {
             assert!(window.is_none(), "this backend has no windows");
             let inside = range.start().raw()..range.end().raw();
-            let maps: Vec<IovaRange> = state.maps.range(inside).map(|(_, map)| *map).collect();
+            let maps: Vec<_> = state.maps.range(inside).map(|(_, map)| map.range).collect();
             let bytes: u64 = maps.iter().map(IovaRange::len).sum();
             assert!(bytes == range.len() && maps.iter().all(|map| range.covers(map)), "whole maps");
             for map in &maps {
