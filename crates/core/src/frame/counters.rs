@@ -169,8 +169,20 @@ impl OwnerTally {
         self.each(Count::get)
     }
 
+    /// Sets the counts that tell how many frames are free to 0, and returns what they were. Those of
+    /// calls that got less than they asked for stay: only reports need them.
+    pub(super) fn take_frames(&self) -> Tally {
+        Tally {
+            singles: self.singles.take(),
+            frees: self.frees.take(),
+            bulk_filled: self.bulk_filled.take(),
+            claimed: self.claimed.take().cast_signed(),
+            ..Tally::default()
+        }
+    }
+
     /// Sets all counts to 0, and returns what they were.
-    pub(super) fn take(&self) -> Tally {
+    fn take(&self) -> Tally {
         self.each(Count::take)
     }
 

@@ -101,11 +101,20 @@ impl ZoneLocal {
     /// flushed by then.
     #[inline]
     pub fn alloc(&mut self, order: Order) -> Result<Frame, FrameError> {
+        if order == Order::PAGE
+            && let Some(frame) = self.magazine.pop()
+        {
+            self.tally.singles.add(1);
+            return Ok(frame);
+        }
+        self.alloc_elsewhere(order)
+    }
+
+    /// Like `alloc`, where the current word has no frame.
+    #[inline(never)]
+    fn alloc_elsewhere(&mut self, order: Order) -> Result<Frame, FrameError> {
         let frame = match order.get() {
-            0 => match self.magazine.pop() {
-                Some(frame) => Ok(frame),
-                None => self.alloc_slow(),
-            },
+            0 => self.alloc_slow(),
             _ => self.alloc_run_of(order),
         };
         match frame {
@@ -305,10 +314,11 @@ impl ZoneLocal {
     }
 
     pub(super) fn fold(&mut self) {
-        self.check_at = self.check_at.saturating_sub(self.tally.frees.get());
-        self.trim_at = self.trim_at.saturating_sub(self.tally.frees.get());
-        self.held_before += self.tally.held();
-        self.zone.fold(self.tally.take());
+        let counted = self.tally.take_frames();
+        self.check_at = self.check_at.saturating_sub(counted.frees);
+        self.trim_at = self.trim_at.saturating_sub(counted.frees);
+        self.held_before += counted.held();
+        self.zone.fold(counted);
     }
 }
 
@@ -436,7 +446,10 @@ impl ZoneLocal {
         self.refuse_held(frame, order.frames())?;
         self.zone.free_run_of(frame, order)?;
         self.tally.claimed.sub(order.frames().into());
-        self.count_frees(order.frames().into());
+        // The magazine is as full as before, so the next free into it is soon enough to check that.
+        self.tally.frees.add(order.frames().into());
+        self.flush_under_pressure();
+        self.fold_if_due();
         Ok(())
     }
 
