@@ -22,7 +22,7 @@ pub struct PinfoldHal<P: Place = Process>(PhantomData<fn() -> P>);
 // return.
 unsafe impl<P: Place> Hal for PinfoldHal<P> {
     fn dma_alloc(pages: usize, direction: BufferDirection) -> (PhysAddr, NonNull<u8>) {
-        let allocated = P::slot().with_owned(|stack| stack.dma_alloc(pages, direction));
+        let allocated = P::SLOT.with_owned(|stack| stack.dma_alloc(pages, direction));
         allocated.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| {
             tracing::error!(pages, %error, "cannot allocate a ring");
             (0, NonNull::dangling()) // the driver treats 0 as a failure
@@ -30,7 +30,7 @@ unsafe impl<P: Place> Hal for PinfoldHal<P> {
     }
 
     unsafe fn dma_dealloc(paddr: PhysAddr, vaddr: NonNull<u8>, pages: usize) -> i32 {
-        let freed = P::slot().with_last(|stack| stack.dma_dealloc(paddr, vaddr, pages));
+        let freed = P::SLOT.with_last(|stack| stack.dma_dealloc(paddr, vaddr, pages));
         if freed == Some(true) { 0 } else { -1 }
     }
 
@@ -44,7 +44,7 @@ unsafe impl<P: Place> Hal for PinfoldHal<P> {
         // SAFETY: the caller guarantees that it is valid and exclusive during the call.
         // `VirtQueue::add`, which calls this, requires of its callers that nothing accesses it
         // until it is unshared.
-        let shared = P::slot().with(|stack| unsafe { stack.share(buffer, direction) });
+        let shared = P::SLOT.with(|stack| unsafe { stack.share(buffer, direction) });
         shared.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| fail(&error))
     }
 
@@ -52,7 +52,7 @@ unsafe impl<P: Place> Hal for PinfoldHal<P> {
         // SAFETY: the caller guarantees that it is the payload shared at `paddr`, valid and
         // exclusive during the call.
         let unshared =
-            P::slot().with_last(|stack| unsafe { stack.unshare(paddr, buffer, direction) });
+            P::SLOT.with_last(|stack| unsafe { stack.unshare(paddr, buffer, direction) });
         unshared.unwrap_or(Err(ShareError::NotInstalled)).unwrap_or_else(|error| fail(&error));
     }
 }

@@ -12,33 +12,34 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A type that names a static [`Slot`] for one stack.
 ///
+/// A constant, so that what a driver allocates and shares in a place is freed and unshared there: a
+/// function could name another slot each time, and a payload that is unshared elsewhere would stay
+/// within reach of its device. Types may name the same slot: then they have one stack together.
+///
 /// [`Process`] is the default. A second device in a domain of its own needs a place of its own:
 ///
 /// ```
 /// use pinfold_virtio::{Place, Slot};
 ///
 /// struct Second;
+/// static SLOT: Slot = Slot::new();
 /// impl Place for Second {
-///     fn slot() -> &'static Slot {
-///         static SLOT: Slot = Slot::new();
-///         &SLOT
-///     }
+///     const SLOT: &'static Slot = &SLOT;
 /// }
 /// ```
 pub trait Place: 'static {
-    /// Returns the slot, always the same one.
-    fn slot() -> &'static Slot;
+    /// The slot.
+    const SLOT: &'static Slot;
 }
 
 /// The place for programs with one device.
 #[derive(Clone, Copy, Debug)]
 pub enum Process {}
 
+static PROCESS: Slot = Slot::new();
+
 impl Place for Process {
-    fn slot() -> &'static Slot {
-        static SLOT: Slot = Slot::new();
-        &SLOT
-    }
+    const SLOT: &'static Slot = &PROCESS;
 }
 
 /// Holds the stack of a [`Place`]. Opaque.
@@ -129,7 +130,7 @@ pub fn install<P: Place>(
     domain: &Domain,
     arena: ArenaBuilder,
 ) -> Result<Installed<P>, InstallError> {
-    let mut slot = P::slot().write();
+    let mut slot = P::SLOT.write();
     if let Some(installed) = &*slot {
         return Err(InstallError::Occupied { stats: installed.stack.stats() });
     }
@@ -171,7 +172,7 @@ impl<P: Place> Installed<P> {
 
     /// Returns the counters of the stack.
     pub fn stats(&self) -> Stats {
-        P::slot().with(Stack::stats).unwrap_or_default()
+        P::SLOT.with(Stack::stats).unwrap_or_default()
     }
 
     /// Removes the stack, if nothing has leaked.
@@ -179,7 +180,7 @@ impl<P: Place> Installed<P> {
     /// # Errors
     /// [`Leak`], with the stack, if a driver still has rings or a payload is shared.
     pub fn finish(self) -> Result<Stats, Leak<P>> {
-        let mut slot = P::slot().write();
+        let mut slot = P::SLOT.write();
         let stats = slot.as_ref().map(|installed| installed.stack.stats()).unwrap_or_default();
         if slot.as_ref().is_some_and(|installed| !installed.stack.is_idle()) {
             drop(slot);
@@ -194,7 +195,7 @@ impl<P: Place> Installed<P> {
 
 impl<P: Place> Drop for Installed<P> {
     fn drop(&mut self) {
-        let mut slot = P::slot().write();
+        let mut slot = P::SLOT.write();
         // After `finish` the place may already have another stack.
         let Some(installed) = slot.as_mut().filter(|installed| installed.id == self.id) else {
             return;

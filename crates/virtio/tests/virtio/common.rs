@@ -10,10 +10,10 @@ macro_rules! place {
     ($name:ident) => {
         struct $name;
         impl pinfold_virtio::Place for $name {
-            fn slot() -> &'static pinfold_virtio::Slot {
+            const SLOT: &'static pinfold_virtio::Slot = {
                 static SLOT: pinfold_virtio::Slot = pinfold_virtio::Slot::new();
                 &SLOT
-            }
+            };
         }
     };
 }
