@@ -21,6 +21,7 @@ mod identities;
 mod interrupts;
 mod namespaces;
 mod ordering;
+mod own_payloads;
 mod owned;
 mod passthrough;
 mod payloads;
