@@ -19,15 +19,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// An interrupt of a controller.
+///
+/// A queue waits for it on the thread of its owner, one call at a time; queues that share one may
+/// take it from each other. Nothing but time depends on it: whatever a wait returns, and whenever,
+/// the queue reads its completions afterwards, and it never asks for a wait of more than 100 ms. A
+/// panic passes through the call of the queue, whose requests stay in flight.
 pub trait Interrupt: Send + Sync {
     /// Sleeps until the interrupt arrives, for at most `limit`, and clears it; returns whether it
-    /// arrived. An interrupt since the last call counts. The caller reads the completion queue
-    /// afterwards.
+    /// arrived, which is counted. An interrupt since the last call counts. A `limit` of zero only
+    /// clears it.
     ///
     /// It may return early, on a signal for example; the caller keeps the time.
     fn wait(&self, limit: Duration) -> bool;
 
-    /// Returns a descriptor that is readable while the interrupt is pending, if there is one.
+    /// Returns a descriptor that is readable while the interrupt is pending, if there is one, always
+    /// the same; without one, a program cannot wait for it in its own event loop.
     fn interrupt_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

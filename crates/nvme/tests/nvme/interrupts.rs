@@ -2,10 +2,13 @@
 //! transfer limits.
 
 use crate::common::*;
+use pinfold_nvme::Interrupt;
 use pinfold_nvme::driver::{Config, Error, NamespaceInfo, Outcome, PollError, Reject, Vector};
 use pinfold_nvme::spec::{Status, admin};
 use pinfold_nvme_model::{Fault, MemoryMedia, ModelConfig, Namespace, Trigger};
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 fn with_vectors(vectors: u16) -> Bench {
@@ -241,4 +244,116 @@ fn transfers_follow_mdts_however_small_or_large() {
             assert!(payload.bytes(1 << 20) == bytes);
         }
     }
+}
+
+/// An interrupt without a descriptor, written from the page of [`Interrupt`]: a flag that a thread
+/// sets, which reads the model's.
+#[derive(Default)]
+struct Flag {
+    raised: Mutex<bool>,
+    signal: Condvar,
+}
+
+impl Flag {
+    fn raise(&self) {
+        *self.raised.lock().unwrap() = true;
+        self.signal.notify_one();
+    }
+}
+
+impl Interrupt for Flag {
+    fn wait(&self, limit: Duration) -> bool {
+        let raised = self.raised.lock().unwrap();
+        let (mut raised, _) =
+            self.signal.wait_timeout_while(raised, limit, |raised| !*raised).unwrap();
+        std::mem::take(&mut *raised)
+    }
+}
+
+/// Ends a thread that looks at it, also where the test fails.
+struct End<'e>(&'e AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn an_interrupt_of_ones_own_needs_no_descriptor() {
+    let bench = with_vectors(2);
+    let (flag, ended) = (Arc::new(Flag::default()), AtomicBool::new(false));
+    let model = bench.model.interrupt(1).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Acquire) {
+                if model.wait(Duration::from_millis(10)) {
+                    flag.raise();
+                }
+            }
+        });
+        let _end = End(&ended);
+        let mine = Vector { number: 1, interrupt: flag.clone() };
+        let mut queue = bench.controller.create_queue_with(8, mine).unwrap();
+        assert!(queue.has_interrupt() && queue.interrupt_fd().is_none());
+        write_and_read_back(&bench, &mut queue, 0, 96, 8);
+        // Until a sleep was ended by it, however the threads meet.
+        while queue.stats().interrupts == 0 {
+            write_and_read_back(&bench, &mut queue, 0, 8, 8);
+        }
+    });
+}
+
+/// One whose waits do what a function says.
+struct Odd<F>(F);
+
+impl<F: Fn(Duration) -> bool + Send + Sync> Interrupt for Odd<F> {
+    fn wait(&self, limit: Duration) -> bool {
+        (self.0)(limit)
+    }
+}
+
+#[test]
+fn an_interrupt_that_is_wrong_costs_time_alone() {
+    let bench = with_vectors(2);
+    let with = |interrupt: Arc<dyn Interrupt>| {
+        bench.controller.create_queue_with(4, Vector { number: 1, interrupt }).unwrap()
+    };
+    // It has always arrived, or never does and does not sleep, or sleeps for ever so long.
+    for arrives in [true, false] {
+        let mut queue = with(Arc::new(Odd(move |_| arrives)));
+        write_and_read_back(&bench, &mut queue, 0, 16, 4);
+    }
+    let longest = Arc::new(Mutex::new(Duration::ZERO));
+    let seen = longest.clone();
+    let mut queue = with(Arc::new(Odd(move |limit: Duration| {
+        let mut longest = seen.lock().unwrap();
+        *longest = limit.max(*longest);
+        std::thread::sleep(limit);
+        false
+    })));
+    write_and_read_back(&bench, &mut queue, 0, 2, 1);
+    assert!(*longest.lock().unwrap() <= Duration::from_millis(100));
+
+    // The second wait of three panics, with a request in flight, which stays.
+    let waits = AtomicU32::new(0);
+    let mut queue = with(Arc::new(Odd(move |_| {
+        assert!(waits.fetch_add(1, Ordering::Relaxed) != 1, "as planned");
+        false
+    })));
+    bench.model.faults().inject(Trigger::Nth(1), Fault::Hold);
+    let flush = queue.flush(1).unwrap();
+    for sleep in 0..3 {
+        let slept = catch_unwind(AssertUnwindSafe(|| queue.sleep(Duration::from_millis(1))));
+        assert_eq!((slept.is_err(), queue.in_flight()), (sleep == 1, 1));
+    }
+    let completion = loop {
+        bench.model.faults().release();
+        if let Some(completion) = queue.poll().unwrap() {
+            break completion;
+        }
+        std::thread::yield_now();
+    };
+    let Outcome::Completed { result, .. } = flush.finish(completion) else { panic!() };
+    assert_eq!((result, queue.in_flight()), (Ok(()), 0));
 }
