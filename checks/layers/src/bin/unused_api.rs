@@ -6,9 +6,11 @@
 //!
 //! Tests and documentation are no users, and neither is a re-export. A module is a file at the top
 //! of a crate, with the folder of its name. `checks/layers/kept-api.txt` lists exceptions, a line
-//! each: the function (or a beginning and `*`), then the reason for keeping it. What C calls
-//! (`extern`) is not looked at. Exits 1 and prints what is neither used nor excepted, and
-//! exceptions that are no longer needed.
+//! each: the function, as `CRATE::FILE::TYPE::NAME` (`core::frame/zone::FrameZone::alloc`; without
+//! the type where it has none), then the reason for keeping it. An entry is for one function: a
+//! function of the same name in another file, or of another type, needs its own. What C calls
+//! (`extern`) is not looked at. Exits 1 and prints what is neither used nor excepted, and exceptions
+//! that match no unused function.
 //!
 //! Usage: `unused_api COPY TARGET FEATURES`: the folders for the copy and for cargo.
 
@@ -17,6 +19,9 @@ use std::path::Path;
 use std::process::Command;
 
 const MARK: &str = "pinfold-function ";
+
+/// The public functions, by the key of `kept-api.txt`, and the places of each.
+type Functions = BTreeMap<String, BTreeSet<String>>;
 
 /// The crate's folder and the top module of a file: `("core", "domain")`. An example is a module.
 fn module(path: &str) -> Option<(&str, String)> {
@@ -42,22 +47,64 @@ fn public(line: &str) -> Option<&str> {
     name.split(|c: char| !c.is_alphanumeric() && c != '_').next().filter(|name| !name.is_empty())
 }
 
+/// Returns the type of an `impl` block from its header, up to the brace: `Zone` of
+/// `impl<S: Into<u8>> frame::Zone<S> where S: Copy`.
+fn type_of(header: &str) -> Option<&str> {
+    let mut rest = header.trim_start();
+    rest = rest.strip_prefix("unsafe ").unwrap_or(rest).strip_prefix("impl")?;
+    if rest.starts_with('<') {
+        let (mut depth, mut before) = (0, ' ');
+        let end = rest.find(|c| {
+            match c {
+                '<' => depth += 1,
+                '>' if before != '-' => depth -= 1,
+                _ => {}
+            }
+            before = c;
+            depth == 0
+        })?;
+        rest = &rest[end + 1..];
+    }
+    let rest = rest.split(" where ").next()?;
+    let rest = rest.rsplit(" for ").next()?.trim_start_matches([' ', '&']);
+    let path = rest.split(['<', ' ', '{']).next()?;
+    path.rsplit("::").next().filter(|name| !name.is_empty())
+}
+
 /// Marks the functions of a file. Lines keep their numbers.
-fn marked(path: &str, text: &str, functions: &mut BTreeMap<String, BTreeSet<String>>) -> String {
+fn marked(path: &str, text: &str, functions: &mut Functions) -> String {
     let product = path.contains("/src/") && !path.contains("/tests/");
-    let Some((krate, top)) = module(path).filter(|_| product) else {
+    let Some((krate, _)) = module(path).filter(|_| product) else {
         return text.to_owned();
     };
+    let file = path.split_once("/src/").map_or(path, |(_, file)| file).trim_end_matches(".rs");
     let mut all = String::with_capacity(text.len() * 2);
+    // The `impl` block around the line: its indentation and its header, which may have several lines.
+    let mut block: Option<(usize, String)> = None;
     for (at, line) in text.split_inclusive('\n').enumerate() {
+        let (indent, words) = (line.len() - line.trim_start().len(), line.trim());
+        match &mut block {
+            Some((_, header)) if !header.contains('{') => {
+                header.extend([" ", words]);
+            }
+            Some((outer, _)) if indent == *outer && words == "}" => block = None,
+            Some(_) => {}
+            None => {
+                let opens = ["impl ", "impl<", "unsafe impl"].iter().any(|w| words.starts_with(w));
+                block = opens.then(|| (indent, words.to_owned()));
+            }
+        }
+        // One of a line, `impl X {}`, has no functions to mark.
+        block = block.filter(|(_, header)| !header.ends_with('}'));
         if let Some(name) = public(line) {
             let place = format!("{path}:{}", at + 1);
-            let indent = line.len() - line.trim_start().len();
+            let owner = block.as_ref().and_then(|(_, header)| type_of(header));
+            let owner = owner.map_or(String::new(), |owner| format!("{owner}::"));
             let attribute = format!("#[deprecated(note = \"{MARK}{place}\")] ");
             all.push_str(&line[..indent]);
             all.push_str(&attribute);
             all.push_str(&line[indent..]);
-            functions.entry(format!("{krate}::{top}::{name}")).or_default().insert(place);
+            functions.entry(format!("{krate}::{file}::{owner}{name}")).or_default().insert(place);
         } else {
             all.push_str(line);
         }
@@ -66,7 +113,7 @@ fn marked(path: &str, text: &str, functions: &mut BTreeMap<String, BTreeSet<Stri
 }
 
 /// Copies the files that git tracks, in place of an earlier copy.
-fn copy(to: &Path) -> std::io::Result<BTreeMap<String, BTreeSet<String>>> {
+fn copy(to: &Path) -> std::io::Result<Functions> {
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--", "crates", "tools", "docs", "contrib", "README.md"])
         .output()?;
@@ -123,12 +170,29 @@ fn exceptions(text: &str) -> (BTreeSet<String>, Vec<&str>) {
     (kept, wrong)
 }
 
-/// Returns whether an exception is the one for a function.
-fn covers(entry: &str, function: &str) -> bool {
-    match entry.strip_suffix('*') {
-        Some(beginning) => function.starts_with(beginning),
-        None => entry == function,
+/// Compares the functions that nothing uses with the exceptions in `text`, and returns what to
+/// correct, a line each.
+fn compare(functions: &Functions, used: &BTreeSet<String>, text: &str) -> Vec<String> {
+    let unused: BTreeMap<_, Vec<_>> = functions
+        .iter()
+        .map(|(name, places)| (name.as_str(), places.difference(used).cloned().collect()))
+        .filter(|(_, places): &(_, Vec<_>)| !places.is_empty())
+        .collect();
+    let (kept, wrong) = exceptions(text);
+    let mut found: Vec<String> =
+        wrong.iter().map(|line| format!("kept-api.txt: `{line}` gives no reason")).collect();
+    for entry in kept.iter().filter(|entry| !unused.contains_key(entry.as_str())) {
+        found.push(format!("kept-api.txt: {entry} is used, or gone: remove the line"));
     }
+    for (function, places) in &unused {
+        let at = places.join(", ");
+        if !kept.contains(*function) {
+            found.push(format!("{at}: {function} has no user outside its module"));
+        } else if places.len() > 1 {
+            found.push(format!("{at}: kept-api.txt: {function} is several functions"));
+        }
+    }
+    found
 }
 
 fn run() -> Result<Vec<String>, String> {
@@ -167,33 +231,13 @@ fn run() -> Result<Vec<String>, String> {
     if used.is_empty() {
         return Err("no use was found: the warnings were not understood".into());
     }
-    // Functions of one name in one module are told apart by their places.
-    let mut unused = BTreeMap::new();
-    for (name, places) in &functions {
-        let without: Vec<_> =
-            places.iter().filter(|place| !used.contains(*place)).cloned().collect();
-        if !without.is_empty() {
-            unused.insert(name.as_str(), without);
-        }
-    }
     let text = std::fs::read_to_string("checks/layers/kept-api.txt").unwrap_or_default();
-    let (kept, wrong) = exceptions(&text);
-    let mut found: Vec<String> =
-        wrong.iter().map(|line| format!("kept-api.txt: `{line}` gives no reason")).collect();
-    for entry in kept.iter().filter(|entry| !unused.keys().any(|function| covers(entry, function)))
-    {
-        found.push(format!("kept-api.txt: {entry} is used, or gone: remove the line"));
-    }
-    for (function, places) in
-        unused.iter().filter(|(function, _)| !kept.iter().any(|entry| covers(entry, function)))
-    {
-        found.push(format!("{}: {function} has no user outside its module", places.join(", ")));
-    }
+    let found = compare(&functions, &used, &text);
     if found.is_empty() {
         println!(
             "{} public functions: each has a user outside its module, except those of {} lines of kept-api.txt",
             functions.len(),
-            kept.len()
+            exceptions(&text).0.len()
         );
     }
     Ok(found)
@@ -233,7 +277,7 @@ mod tests {
                 "// one\n    #[deprecated(note = \"{MARK}crates/core/src/a/b.rs:2\")] pub fn f() {{}}\n"
             )
         );
-        assert!(functions["core::a::f"].contains("crates/core/src/a/b.rs:2"));
+        assert!(functions["core::a/b::f"].contains("crates/core/src/a/b.rs:2"));
         for path in ["crates/core/tests/a.rs", "crates/core/src/a/tests/b.rs", "docs/a.rs"] {
             assert_eq!(marked(path, "pub fn f() {}\n", &mut BTreeMap::new()), "pub fn f() {}\n");
         }
@@ -263,9 +307,59 @@ mod tests {
     }
 
     #[test]
-    fn an_exception_covers_a_function_or_a_module() {
-        assert!(covers("core::a::b", "core::a::b") && covers("core::a::*", "core::a::b"));
-        assert!(!covers("core::a::b", "core::a::bc") && !covers("core::a::*", "core::ab::c"));
+    fn a_function_is_named_by_its_file_and_type() {
+        let text = "impl<S: Fn(u8) -> u8>\n    crate::Zone<S>\nwhere\n    S: Copy,\n{\n    pub fn f() {}\n}\n\
+            impl Copy for Zone {}\npub fn f() {}\n    impl Run<'_> {\n        pub fn f() {}\n    }\n\
+            impl From<u8> for Zone {\n    fn from() {}\n}\npub const fn g() {}\n";
+        let mut functions = BTreeMap::new();
+        marked("crates/core/src/a/b.rs", text, &mut functions);
+        let names: Vec<_> = functions.keys().map(String::as_str).collect();
+        assert_eq!(
+            names,
+            ["core::a/b::Run::f", "core::a/b::Zone::f", "core::a/b::f", "core::a/b::g"]
+        );
+        assert!(functions.values().all(|places| places.len() == 1), "{functions:?}");
+    }
+
+    /// Two files of one module have a function `new` each, of a type each, and one is excused.
+    fn two_of_a_name() -> Functions {
+        let mut functions = BTreeMap::new();
+        for (file, owner) in [("a/b", "One"), ("a/c", "Two"), ("a/b", "Three")] {
+            let path = format!("crates/core/src/{file}.rs");
+            let text = format!("impl {owner} {{\n    pub fn new() {{}}\n}}\n");
+            marked(&path, &text, &mut functions);
+        }
+        functions
+    }
+
+    #[test]
+    fn an_exception_is_for_one_function() {
+        let text = "core::a/b::One::new for a reason\n";
+        let found = compare(&two_of_a_name(), &BTreeSet::new(), text);
+        assert_eq!(
+            found,
+            [
+                "crates/core/src/a/b.rs:2: core::a/b::Three::new has no user outside its module",
+                "crates/core/src/a/c.rs:2: core::a/c::Two::new has no user outside its module",
+            ]
+        );
+        // Two that no key tells apart, as of two implementations of one type.
+        let mut functions = BTreeMap::new();
+        let text = "impl A<u8> {\n    pub fn f() {}\n}\nimpl A<u16> {\n    pub fn f() {}\n}\n";
+        marked("crates/core/src/a.rs", text, &mut functions);
+        let found = compare(&functions, &BTreeSet::new(), "core::a::A::f for a reason");
+        assert!(found.len() == 1 && found[0].contains("several functions"), "{found:?}");
+    }
+
+    #[test]
+    fn an_exception_that_matches_nothing_is_reported() {
+        let used = BTreeSet::from(["b", "c"].map(|file| format!("crates/core/src/a/{file}.rs:2")));
+        let found = |text: &str| compare(&two_of_a_name(), &used, text);
+        assert!(found("").is_empty());
+        for entry in ["core::a/b::One::new", "core::a/b::*", "core::a::new", "core::a/d::gone"] {
+            let expected = format!("kept-api.txt: {entry} is used, or gone: remove the line");
+            assert_eq!(found(&format!("{entry} for a reason")), [expected]);
+        }
     }
 
     #[test]
