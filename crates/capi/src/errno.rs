@@ -134,7 +134,6 @@ impl Errno for RegisterError {
             Self::OtherThread | Self::Overlaps { .. } => EEXIST,
             Self::Memlock { .. } | Self::NoMemory { .. } => ENOMEM,
             Self::Memory { .. } => EFAULT,
-            Self::Unsupported { .. } => ENOTSUP,
             Self::System { errno } => errno.raw(),
             _ => EINVAL,
         }

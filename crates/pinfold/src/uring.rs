@@ -56,5 +56,5 @@ pub use file::direct_alignment;
 pub use index::{BufferIndex, RegisterError};
 pub use note::{BufferedReason, Note};
 pub use queue::{FileQueue, quarantined_buffers};
-pub use registered::{RingBuffers, Sharing, StillRegistered, set_place};
+pub use registered::{RingBuffers, set_place};
 pub use slot::{Completion, Options, Rejected, Submitted};

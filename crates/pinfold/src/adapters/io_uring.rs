@@ -153,7 +153,7 @@ mod tests {
         let refused = NotFixed::NotRegistered { addr, len };
         assert_eq!(read(&table, fd, theirs.memory()).err(), Some(refused));
         assert_eq!(write(&table, fd, theirs.memory()).err(), Some(refused));
-        let table = RingBuffers::sparse(&ring, 4);
+        let table = RingBuffers::register(&ring, &[arena.fixed()]);
         assert!(table.is_err(), "a ring has one table");
     }
 

@@ -4,17 +4,6 @@
 use super::errno::{Errno, last_errno};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// `struct io_uring_rsrc_register`.
-#[repr(C)]
-#[derive(Default)]
-struct Table {
-    count: u32,
-    flags: u32,
-    reserved: u64,
-    vectors: u64,
-    tags: u64,
-}
-
 /// `struct io_uring_rsrc_update2`.
 #[repr(C)]
 #[derive(Default)]
@@ -27,21 +16,7 @@ struct Update {
     reserved2: u32,
 }
 
-/// `struct io_uring_clone_buffers`; the fields after `flags` exist since Linux 6.13, where 0 means
-/// "all".
-#[repr(C)]
-#[derive(Default)]
-struct Clone {
-    source: u32,
-    flags: u32,
-    source_first: u32,
-    destination_first: u32,
-    count: u32,
-    reserved: [u32; 3],
-}
-
-const _: () =
-    assert!(size_of::<Table>() == 32 && size_of::<Update>() == 32 && size_of::<Clone>() == 32);
+const _: () = assert!(size_of::<Update>() == 32);
 
 /// The 120 bytes of `struct io_uring_params`, of which all may be 0.
 type Params = [u32; 30];
@@ -58,11 +33,7 @@ pub(crate) fn setup(depth: u32) -> Result<OwnedFd, Errno> {
 
 const REGISTER_BUFFERS: u32 = 0;
 const UNREGISTER_BUFFERS: u32 = 1;
-const REGISTER_BUFFERS2: u32 = 15;
 const REGISTER_BUFFERS_UPDATE: u32 = 16;
-const REGISTER_CLONE_BUFFERS: u32 = 30;
-/// `IORING_RSRC_REGISTER_SPARSE`.
-const SPARSE: u32 = 1;
 
 /// Returns the memory of a place, by address and length, in the kernel's form; `None` is a vacant one.
 pub(crate) fn vector(place: Option<(usize, usize)>) -> libc::iovec {
@@ -78,65 +49,14 @@ pub(crate) fn register(ring: BorrowedFd<'_>, vectors: &[libc::iovec]) -> Result<
     unsafe { call(ring, REGISTER_BUFFERS, vectors.as_ptr().cast(), count) }
 }
 
-/// Like [`register`], with a tag for each, 0 for none: `IORING_REGISTER_BUFFERS2`, Linux 5.13.
-/// `tags` is as long as `vectors`.
-pub(crate) fn register_tagged(
-    ring: BorrowedFd<'_>,
-    vectors: &[libc::iovec],
-    tags: &[u64],
-) -> Result<(), Errno> {
-    let count = u32::try_from(vectors.len().min(tags.len())).unwrap_or(u32::MAX);
-    let (vectors, tags) = (vectors.as_ptr().expose_provenance(), tags.as_ptr().expose_provenance());
-    let table = Table { count, vectors: vectors as u64, tags: tags as u64, ..Table::default() };
-    // SAFETY: the kernel reads the table, which is 32 bytes, and `count` vectors and tags from
-    // where it says.
-    unsafe { call(ring, REGISTER_BUFFERS2, std::ptr::from_ref(&table).cast(), 32) }
-}
-
-/// Registers a table of empty slots: `IORING_RSRC_REGISTER_SPARSE`, Linux 5.19. Before that (5.13)
-/// empty vectors do the same.
-pub(crate) fn register_sparse(ring: BorrowedFd<'_>, count: u32) -> Result<(), Errno> {
-    let table = Table { count, flags: SPARSE, ..Table::default() };
-    // SAFETY: the kernel reads the table, which is 32 bytes, and nothing else.
-    match unsafe { call(ring, REGISTER_BUFFERS2, std::ptr::from_ref(&table).cast(), 32) } {
-        Err(errno) if errno.raw() == libc::EINVAL => {
-            let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-            let none = vec![nothing; count as usize];
-            register_tagged(ring, &none, &vec![0; none.len()])
-        }
-        answered => answered,
-    }
-}
-
 /// Replaces the memory of one slot, or empties it: `IORING_REGISTER_BUFFERS_UPDATE`, Linux 5.13.
 /// The old memory stays pinned until the last transfer with it has completed.
-pub(crate) fn update(
-    ring: BorrowedFd<'_>,
-    place: u32,
-    vector: libc::iovec,
-    tag: u64,
-) -> Result<(), Errno> {
-    let at = |pointer: *const ()| pointer.expose_provenance() as u64;
-    let (vectors, tags) = (std::ptr::from_ref(&vector).cast(), std::ptr::from_ref(&tag).cast());
-    let update = Update {
-        first: place,
-        vectors: at(vectors),
-        tags: at(tags),
-        count: 1,
-        ..Update::default()
-    };
-    // SAFETY: the kernel reads the update, which is 32 bytes, and a vector and a tag from where it
-    // says.
+pub(crate) fn update(ring: BorrowedFd<'_>, place: u32, vector: libc::iovec) -> Result<(), Errno> {
+    let vectors = std::ptr::from_ref(&vector).expose_provenance() as u64;
+    let update = Update { first: place, vectors, count: 1, ..Update::default() };
+    // SAFETY: the kernel reads the update, which is 32 bytes, and a vector from where it says; 0 in
+    // place of the tags is none.
     unsafe { call(ring, REGISTER_BUFFERS_UPDATE, std::ptr::from_ref(&update).cast(), 32) }
-}
-
-/// Clones the table of `source` to `ring`, without pinning again: `IORING_REGISTER_CLONE_BUFFERS`,
-/// Linux 6.12.
-pub(crate) fn clone(ring: BorrowedFd<'_>, source: BorrowedFd<'_>) -> Result<(), Errno> {
-    let source = u32::try_from(source.as_raw_fd()).unwrap_or(u32::MAX);
-    let clone = Clone { source, ..Clone::default() };
-    // SAFETY: the kernel reads these 32 bytes.
-    unsafe { call(ring, REGISTER_CLONE_BUFFERS, std::ptr::from_ref(&clone).cast(), 1) }
 }
 
 /// Unregisters the table: `IORING_UNREGISTER_BUFFERS`, Linux 5.1. Memory in use stays pinned until

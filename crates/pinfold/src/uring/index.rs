@@ -1,7 +1,6 @@
 //! The number of a place in a ring's table, and the reasons why memory has none.
 
 use crate::sys::limits::{MemlockLimit, MemlockRefusal};
-use crate::sys::release::{parse_release, release};
 use crate::sys::{Errno, uring};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
@@ -100,14 +99,6 @@ pub enum RegisterError {
         /// The largest length.
         limit: usize,
     },
-    /// The place does not exist.
-    #[error("{index} does not exist: the table has {capacity} places")]
-    Beyond {
-        /// The place.
-        index: BufferIndex,
-        /// The number of places.
-        capacity: usize,
-    },
     /// The ring's table, which the program made, has no such place.
     #[error(
         "the ring's table has no {index}: register a longer one (before Linux 5.13 its places cannot change)"
@@ -116,16 +107,8 @@ pub enum RegisterError {
         /// The place.
         index: BufferIndex,
     },
-    /// The place is vacant.
-    #[error("{index} is vacant: set it first")]
-    Vacant {
-        /// The place.
-        index: BufferIndex,
-    },
     /// The memory overlaps another place: an address would have two indices.
-    #[error(
-        "{len:#x} bytes at {addr:#x} overlap {with}: clear that place first, or register the rest"
-    )]
+    #[error("{len:#x} bytes at {addr:#x} overlap {with}: register the rest")]
     Overlaps {
         /// The address of the memory.
         addr: usize,
@@ -134,35 +117,12 @@ pub enum RegisterError {
         /// The place that it overlaps.
         with: BufferIndex,
     },
-    /// The kernel is too old.
-    #[error("{}", unsupported(what, since, *errno))]
-    Unsupported {
-        /// The missing feature.
-        what: &'static str,
-        /// The first kernel that has it.
-        since: &'static str,
-        /// The error.
-        errno: Errno,
-    },
     /// Another error.
     #[error("io_uring_register: {errno}")]
     System {
         /// The error.
         errno: Errno,
     },
-}
-
-/// Names the release only to a kernel that is older.
-fn unsupported(what: &str, since: &str, errno: Errno) -> String {
-    let release = release();
-    match (parse_release(since), parse_release(&release)) {
-        (Some(since), Some(has)) if has >= since => {
-            format!(
-                "{what}: refused ({errno}), although Linux {release} has them: look for a seccomp filter"
-            )
-        }
-        _ => format!("{what} need Linux {since}, and this is {release} ({errno})"),
-    }
 }
 
 impl RegisterError {
@@ -194,9 +154,5 @@ impl RegisterError {
             libc::EOPNOTSUPP if not_a_ring() => Self::NoRing { errno },
             _ => Self::of(errno, requested),
         }
-    }
-
-    pub(super) fn unsupported(errno: Errno, what: &'static str, since: &'static str) -> Self {
-        Self::Unsupported { what, since, errno }
     }
 }

@@ -1,7 +1,7 @@
 //! The places of a ring's table, and the memory in them.
 
 use super::index::{BufferIndex, RegisterError};
-use crate::folios::{self, PLACE};
+use crate::folios;
 use crate::sys::uring;
 
 /// The most places that a table has (Linux 5.13; 1,024 before).
@@ -10,59 +10,58 @@ pub(super) const MOST_PLACES: usize = 16_384;
 /// The memory of a place: its address and its length.
 pub(super) type Range = (usize, usize);
 
-/// The places of a table.
-#[derive(Clone, Debug)]
+/// The places of a table, all in use.
+#[derive(Debug)]
 pub(super) struct Places {
-    places: Vec<Option<Range>>,
-    /// The places in use, by address; no two overlap.
+    places: Vec<Range>,
+    /// The same by address; no two overlap.
     order: Vec<(Range, u16)>,
 }
 
 impl Places {
-    /// Returns `capacity` vacant places.
-    pub(super) fn vacant(capacity: usize) -> Result<Self, RegisterError> {
-        if capacity == 0 || capacity > MOST_PLACES {
-            return Err(RegisterError::Capacity { requested: capacity, limit: MOST_PLACES });
-        }
-        Ok(Self { places: vec![None; capacity], order: Vec::with_capacity(capacity) })
-    }
-
     /// Returns places for these pieces of memory, in order, each in as many places as its length
     /// and its pages need.
     pub(super) fn of(memory: impl IntoIterator<Item = Range>) -> Result<Self, RegisterError> {
-        let mut pieces: Vec<Range> = Vec::new();
+        let mut places: Vec<Range> = Vec::new();
         for (addr, len) in memory {
-            pieces.extend(folios::places(addr, len));
+            places.extend(folios::places(addr, len));
         }
-        let mut places = Self::vacant(pieces.len())?;
-        for (index, piece) in pieces.into_iter().enumerate() {
-            let index = BufferIndex::new(u16::try_from(index).unwrap_or(u16::MAX));
-            places.check(index, piece)?;
-            places.put(index, piece);
+        let requested = places.len();
+        if requested == 0 || requested > MOST_PLACES {
+            return Err(RegisterError::Capacity { requested, limit: MOST_PLACES });
         }
-        Ok(places)
+        // None is empty, longer than a place or wraps.
+        let mut order: Vec<(Range, u16)> = places.iter().copied().zip(0..).collect();
+        order.sort_unstable();
+        let mut before: Option<(Range, u16)> = None;
+        for &((addr, len), index) in &order {
+            if let Some(((start, size), other)) = before.filter(|((at, len), _)| at + len > addr) {
+                // The later of the two in the caller's order is refused.
+                let ((addr, len), with) =
+                    if index > other { ((addr, len), other) } else { ((start, size), index) };
+                return Err(RegisterError::Overlaps { addr, len, with: BufferIndex::new(with) });
+            }
+            before = Some(((addr, len), index));
+        }
+        Ok(Self { places, order })
     }
 
-    pub(super) fn capacity(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.places.len()
     }
 
-    pub(super) fn in_use(&self) -> usize {
-        self.order.len()
-    }
-
     pub(super) fn bytes(&self) -> u64 {
-        self.order.iter().map(|&((_, len), _)| len as u64).sum()
+        self.places.iter().map(|&(_, len)| len as u64).sum()
     }
 
     /// Returns the kernel's charge for the table; the number of bytes if its memory cannot be
     /// examined.
     pub(super) fn charge(&self) -> u64 {
-        folios::ring_charge(self.order.iter().map(|&(range, _)| range)).unwrap_or(self.bytes())
+        folios::ring_charge(self.places.iter().copied()).unwrap_or(self.bytes())
     }
 
     pub(super) fn vectors(&self) -> Vec<libc::iovec> {
-        self.places.iter().map(|place| uring::vector(*place)).collect()
+        self.places.iter().map(|&place| uring::vector(Some(place))).collect()
     }
 
     /// Returns the place that contains all of the memory. Logarithmic in the number of places.
@@ -72,62 +71,6 @@ impl Places {
         let &((start, size), index) = self.order.get(before)?;
         let inside = (addr - start).checked_add(len)? <= size;
         inside.then_some(BufferIndex::new(index))
-    }
-
-    /// Checks that the memory may be set in this place, independent of its current memory.
-    pub(super) fn check(
-        &self,
-        index: BufferIndex,
-        (addr, len): Range,
-    ) -> Result<(), RegisterError> {
-        self.exists(index)?;
-        if len == 0 || len > PLACE {
-            return Err(RegisterError::Length { len, limit: PLACE });
-        }
-        let end = addr.checked_add(len).ok_or(RegisterError::Length { len, limit: PLACE })?;
-        let at = self.order.partition_point(|&((start, _), _)| start < end);
-        // The places do not overlap one another, so if one overlaps the memory, it is among the
-        // last two that begin before its end (one of which may be the place to be replaced).
-        let before = self.order.get(at.saturating_sub(2)..at).unwrap_or_default();
-        let hit = before
-            .iter()
-            .find(|&&((start, size), other)| other != index.get() && start + size > addr);
-        match hit {
-            Some(&(_, with)) => {
-                Err(RegisterError::Overlaps { addr, len, with: BufferIndex::new(with) })
-            }
-            None => Ok(()),
-        }
-    }
-
-    pub(super) fn exists(&self, index: BufferIndex) -> Result<(), RegisterError> {
-        let capacity = self.capacity();
-        if usize::from(index.get()) < capacity {
-            Ok(())
-        } else {
-            Err(RegisterError::Beyond { index, capacity })
-        }
-    }
-
-    pub(super) fn is_in_use(&self, index: BufferIndex) -> bool {
-        self.places.get(usize::from(index.get())).is_some_and(Option::is_some)
-    }
-
-    /// Sets the memory of a place, which [`check`](Self::check) has accepted.
-    pub(super) fn put(&mut self, index: BufferIndex, range: Range) {
-        self.clear(index);
-        if let Some(place) = self.places.get_mut(usize::from(index.get())) {
-            *place = Some(range);
-            let at = self.order.partition_point(|&(other, _)| other < range);
-            self.order.insert(at, (range, index.get()));
-        }
-    }
-
-    pub(super) fn clear(&mut self, index: BufferIndex) {
-        if self.places.get_mut(usize::from(index.get())).is_some_and(|place| place.take().is_some())
-        {
-            self.order.retain(|&(_, other)| other != index.get());
-        }
     }
 }
 
@@ -139,10 +82,7 @@ mod tests {
     #[test]
     fn memory_takes_as_many_places_as_its_length_asks_for() {
         let places = Places::of([(1 << 40, (2 << 30) + 5), (0x1000, 0x1000)]).unwrap();
-        assert_eq!(
-            (places.capacity(), places.in_use(), places.bytes()),
-            (4, 4, (2 << 30) + 0x1005)
-        );
+        assert_eq!((places.len(), places.bytes()), (4, (2 << 30) + 0x1005));
         let index = |addr, len| places.of_memory(addr, len).map(BufferIndex::get);
         assert_eq!(index(0x1fff, 1), Some(3));
         assert_eq!(index(0x1fff, 2), None);
@@ -165,31 +105,24 @@ mod tests {
     proptest! {
         #[test]
         fn places_agree_with_a_list(
-            steps in prop::collection::vec((0u16..10, 0usize..100, 0usize..20, any::<bool>()), 1..200),
-            addr in 0usize..110, len in 1usize..10,
+            memory in prop::collection::vec((0usize..200, 1usize..20), 1..8),
+            addr in 0usize..220, len in 1usize..10,
         ) {
-            let mut places = Places::vacant(8).unwrap();
-            let mut model: [Option<Range>; 8] = [None; 8];
-            for (place, start, size, put) in steps {
-                let index = BufferIndex::new(place);
-                if !put {
-                    places.clear(index);
-                    if let Some(slot) = model.get_mut(usize::from(place)) { *slot = None }
-                    continue;
+            let overlap = |&(a, m): &Range, &(b, n): &Range| a < b + n && b < a + m;
+            let clash = (0..memory.len()).any(|i| memory[..i].iter().any(|one| overlap(one, &memory[i])));
+            let places = match Places::of(memory.iter().copied()) {
+                Ok(places) => places,
+                Err(RegisterError::Overlaps { addr, len, with }) => {
+                    let with = memory[usize::from(with.get())];
+                    prop_assert!(clash && memory.contains(&(addr, len)) && overlap(&(addr, len), &with));
+                    return Ok(());
                 }
-                let clash = model.iter().enumerate().any(|(i, other)| {
-                    i != usize::from(place) && other.is_some_and(|(a, l)| a < start + size && start < a + l)
-                });
-                let good = place < 8 && size > 0 && !clash;
-                prop_assert_eq!(places.check(index, (start, size)).is_ok(), good);
-                if good {
-                    places.put(index, (start, size));
-                    model[usize::from(place)] = Some((start, size));
-                }
-                prop_assert_eq!(places.in_use(), model.iter().flatten().count());
-                let inside = model.iter().position(|p| p.is_some_and(|(a, l)| a <= addr && addr + len <= a + l));
-                prop_assert_eq!(places.of_memory(addr, len).map(|i| usize::from(i.get())), inside);
-            }
+                Err(error) => panic!("{error}"),
+            };
+            prop_assert!(!clash);
+            prop_assert_eq!(places.len(), memory.len());
+            let inside = memory.iter().position(|&(a, l)| a <= addr && addr + len <= a + l);
+            prop_assert_eq!(places.of_memory(addr, len).map(|i| usize::from(i.get())), inside);
         }
     }
 }

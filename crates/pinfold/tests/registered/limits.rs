@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use pinfold::folios::{MemoryError, PinError, Survey};
-use pinfold::uring::{BufferIndex, FileQueue, Note, Options, RegisterError, RingBuffers};
+use pinfold::uring::{FileQueue, Note, Options, RegisterError, RingBuffers};
 use pinfold::{Buffer, OwnedMemory};
 use pinfold_core::folio::BufferError;
 use rustix::thread::CapabilitySet;
@@ -32,12 +32,6 @@ fn a_refusal_of_a_ring_names_the_charge_of_whole_folios() {
         assert_eq!(refused(&[&one, &beside]), HUGE as u64, "once for a table");
         assert_eq!(refused(&[&one, &beside, &other]), 2 * HUGE as u64);
         assert_eq!(pinned_by_kernel(), 0);
-        let mut sparse = RingBuffers::sparse(&bound, 2).unwrap();
-        let set = sparse.set(BufferIndex::new(0), one.fixed(), 0).unwrap_err();
-        assert!(
-            matches!(set, RegisterError::Memlock { requested, .. } if requested == HUGE as u64),
-            "{set}"
-        );
         let options = Options { fixed: &[one.fixed()], ..Options::default() };
         let file = std::env::current_exe().unwrap();
         let queue: FileQueue<'_, Buffer> =
@@ -46,7 +40,7 @@ fn a_refusal_of_a_ring_names_the_charge_of_whole_folios() {
         assert_eq!((noted.requested, noted.limit), (HUGE as u64, LIMIT));
     });
     // A ring of a thread with the capability is not charged.
-    RingBuffers::register(&ring, &[one.fixed()]).unwrap().unregister().unwrap();
+    RingBuffers::register(&ring, &[one.fixed()]).unwrap();
 }
 
 #[test]

@@ -212,12 +212,6 @@ fn a_shortage_of_the_kernel_is_not_named_a_limit() {
     };
     let error = without_ipc_lock(refuse);
     assert!(matches!(error, RegisterError::Memlock { .. }), "{error}");
-    // A vacant table pins nothing.
-    let ring = io_uring::IoUring::new(4).unwrap();
-    let vacant = without_ipc_lock(|| {
-        refusing(register, (0, 0), libc::ENOMEM, || RingBuffers::sparse(&ring, 4).unwrap_err())
-    });
-    assert_eq!(vacant, RegisterError::NoMemory { requested: 0 });
 }
 
 #[test]
