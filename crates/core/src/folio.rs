@@ -12,17 +12,18 @@
 //! one divided folio, and any offset is located by two shifts. The division with the smallest table
 //! is computed when the buffer is described.
 //!
-//! Nothing here pins memory or looks up its address: the caller supplies the device address of each
-//! page.
+//! Nothing here pins memory or looks up its address: the caller supplies the device addresses.
 //!
 //! ```
-//! use pinfold_core::addr::{Iova, PageSize};
+//! use pinfold_core::addr::{Iova, Segment};
 //! use pinfold_core::folio::Folios;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let hugepages = [0x4000_0000, 0x4020_0000, 0x8000_0000].map(Iova::new);
-//! let buffer = Folios::from_pages(0x7f00_0000_0000, 6 << 20, PageSize::Size2M, hugepages)?;
-//! assert_eq!(buffer.segment_count(), 2); // the first two are adjacent for the device
+//! let hugepage = |at| Segment { iova: Iova::new(at), len: 2 << 20 };
+//! let hugepages = [0x4000_0000, 0x4020_0000, 0x8000_0000].map(hugepage);
+//! let buffer = Folios::from_segments(0x7f00_0000_0000, hugepages)?;
+//! // The first two are adjacent for the device.
+//! assert_eq!(buffer.segments(0, buffer.len())?.count(), 2);
 //! assert_eq!(buffer.locate(5 << 20)?.iova, Iova::new(0x8010_0000));
 //! # Ok(())
 //! # }

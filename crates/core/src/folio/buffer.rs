@@ -1,8 +1,8 @@
 //! [`Folios`]: a buffer's folios, and an iterator over its segments.
 
-use super::error::{BufferError, MAX_BYTES, OutsideBuffer, check_extent};
+use super::error::{BufferError, MAX_BYTES, OutsideBuffer};
 use super::table::{Runs, Table};
-use crate::addr::{Iova, IovaRange, PageSize, Segment};
+use crate::addr::Segment;
 use core::iter::FusedIterator;
 
 /// The folios of a buffer, by a shift and a mask. See the [module](super).
@@ -11,7 +11,6 @@ use core::iter::FusedIterator;
 /// 16 in a mixture.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Folios {
-    addr: usize,
     len: u64,
     table: Table,
 }
@@ -26,52 +25,9 @@ impl Folios {
     /// The longest buffer: 1 TiB.
     pub const MAX_BYTES: u64 = MAX_BYTES;
 
-    /// Describes the buffer of `len` bytes at `addr` in this process, in pages of `page` bytes.
-    /// `device` yields the device's address of the start of each page that the buffer touches, in
-    /// order.
-    ///
-    /// If the page size is unknown, pass [`PageSize::Size4K`]: adjacent pages are merged.
-    ///
-    /// Time proportional to the number of pages, memory to the number of folios.
-    ///
-    /// # Errors
-    /// [`BufferError`] if the buffer is empty, wraps or is longer than
-    /// [`MAX_BYTES`](Self::MAX_BYTES), if there are more or fewer device addresses than pages, if
-    /// one is not a multiple of 4 KiB, or if the table cannot be allocated.
-    pub fn from_pages(
-        addr: usize,
-        len: u64,
-        page: PageSize,
-        device: impl IntoIterator<Item = Iova>,
-    ) -> Result<Self, BufferError> {
-        check_extent(addr, len)?;
-        let head = addr as u64 & page.mask();
-        let pages = (head + len).div_ceil(page.bytes());
-        let mut runs = Runs::new(addr);
-        let mut device = device.into_iter();
-        let (mut skip, mut left) = (head, len);
-        for index in 0..pages {
-            let count = BufferError::PageCount { pages, page, given: index };
-            let start = device.next().ok_or(count)?;
-            if !start.is_aligned(PageSize::Size4K.bytes()) {
-                return Err(BufferError::PageAddress { index, iova: start });
-            }
-            let piece = IovaRange::new(start, page.bytes())?.start().raw() + skip;
-            let bytes = (page.bytes() - skip).min(left);
-            runs.push(Segment { iova: Iova::new(piece), len: bytes })?;
-            left -= bytes;
-            skip = 0;
-        }
-        if device.next().is_some() {
-            return Err(BufferError::PageCount { pages, page, given: pages + 1 });
-        }
-        let (addr, len, table) = runs.finish()?;
-        Ok(Self { addr, len, table })
-    }
-
     /// Describes the buffer at `addr` in this process that consists of `segments` for the device,
-    /// in order: for memory that is already mapped, and for several page sizes. Its length is the
-    /// sum of theirs.
+    /// in order: one for each page, of whatever size, or longer where pages are adjacent. Its length is
+    /// the sum of theirs.
     ///
     /// Folios are as large as the boundaries between segments allow; if the boundaries are much
     /// denser in some part of the buffer, only the folios there are divided. Time proportional to
@@ -87,13 +43,8 @@ impl Folios {
     ) -> Result<Self, BufferError> {
         let mut runs = Runs::new(addr);
         segments.into_iter().try_for_each(|segment| runs.push(segment))?;
-        let (addr, len, table) = runs.finish()?;
-        Ok(Self { addr, len, table })
-    }
-
-    /// Returns the address of the first byte in this process.
-    pub fn addr(&self) -> usize {
-        self.addr
+        let (len, table) = runs.finish()?;
+        Ok(Self { len, table })
     }
 
     /// Returns the length in bytes, at least 1.
@@ -106,12 +57,6 @@ impl Folios {
     /// whole buffer is one.
     pub fn folio_shift(&self) -> u32 {
         self.table.shift()
-    }
-
-    /// Returns the bits of an offset, counted from the start of the first folio, that lie within a
-    /// folio.
-    pub fn folio_mask(&self) -> u64 {
-        self.table.mask()
     }
 
     /// Returns how many folios the buffer touches; of a divided one, each part counts.
@@ -162,11 +107,6 @@ impl Folios {
             return Err(OutsideBuffer { offset, len, size: self.len });
         }
         Ok(Segments::new(&self.table, self.table.head() + offset, len))
-    }
-
-    /// Counts the segments of the whole buffer for the device. Linear in the number of folios.
-    pub fn segment_count(&self) -> usize {
-        Segments::new(&self.table, self.table.head(), self.len).count()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Why a buffer cannot be described, and ranges that are outside one.
 
-use crate::addr::{Iova, PageSize, RangeError};
+use crate::addr::RangeError;
 
 /// The longest buffer: 1 TiB.
 pub(super) const MAX_BYTES: u64 = 1 << 40;
@@ -31,26 +31,6 @@ pub enum BufferError {
     TooLong {
         /// Its length in bytes, as far as it was counted.
         len: u64,
-    },
-    /// One device address is needed for each page that the buffer touches.
-    #[error("the buffer touches {pages} pages of {page}, but {given} device addresses were given")]
-    PageCount {
-        /// The number of pages that the buffer touches.
-        pages: u64,
-        /// Their size.
-        page: PageSize,
-        /// The number of addresses given; if too many, one more than needed.
-        given: u64,
-    },
-    /// A page starts at a multiple of 4 KiB for the device.
-    #[error(
-        "page {index} of the buffer is at {iova} for the device, which is not a multiple of 4 KiB"
-    )]
-    PageAddress {
-        /// The number of the page, from 0.
-        index: u64,
-        /// Its address for the device.
-        iova: Iova,
     },
     /// Segments that are not adjacent for the device meet at a page boundary.
     #[error(

@@ -128,10 +128,6 @@ impl Table {
         self.shift
     }
 
-    pub(super) fn mask(&self) -> u64 {
-        self.mask
-    }
-
     #[inline]
     pub(super) fn head(&self) -> u64 {
         self.head
@@ -309,9 +305,9 @@ impl Runs {
         Ok(())
     }
 
-    /// Returns address, length and table of the buffer.
-    pub(super) fn finish(self) -> Result<(usize, u64, Table), BufferError> {
+    /// Returns length and table of the buffer.
+    pub(super) fn finish(self) -> Result<(u64, Table), BufferError> {
         check_extent(self.addr, self.len)?;
-        Ok((self.addr, self.len, Table::new(&self.list)?))
+        Ok((self.len, Table::new(&self.list)?))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::controller::{seg, walk_prps, walk_sgl};
 use crate::pages::Pages;
-use pinfold_core::addr::{Iova, PageSize, Segment};
+use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::folio::Folios;
 use pinfold_core::gather::Profile;
 use pinfold_core::gather::prp::{ControllerPage, Prps};
@@ -33,9 +33,13 @@ proptest! {
         let whole = pages.len() as u64 * 4096;
         let tail = tail.min(whole - head - 1);
         let addr = 0x7000_0000 + usize::try_from(head).unwrap();
-        let device = pages.iter().copied().map(Iova::new);
-        let buffer = Folios::from_pages(addr, whole - head - tail, PageSize::Size4K, device).unwrap();
         let page_segments: Vec<Segment> = pages.iter().map(|&page| seg(page, 4096)).collect();
+        let mut pieces = page_segments.clone();
+        let first = pieces.first_mut().unwrap();
+        *first = seg(first.iova.raw() + head, first.len - head);
+        // The whole has at least a byte, and `tail` is less than a page.
+        pieces.last_mut().unwrap().len -= tail;
+        let buffer = Folios::from_segments(addr, pieces).unwrap();
         let model = bytes(&page_segments)[usize::try_from(head).unwrap()..usize::try_from(whole - tail).unwrap()].to_vec();
 
         let boundary = if boundary == 0 { 0 } else { 1 << boundary };

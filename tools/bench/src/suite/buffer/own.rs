@@ -119,11 +119,14 @@ impl Own {
 
     fn describe(&self) -> Result<String, BenchError> {
         let memory = self.memory()?;
-        let segments = memory.folios()?.segments(0, BYTES)?.count();
+        let table = memory.folios()?;
+        let segments = table.segments(0, BYTES)?.count();
         let survey = memory.survey()?;
         Ok(format!(
-            "1 GiB, {}; physical addresses; segments in the table: {segments}; {}; {}",
+            "1 GiB, {}; physical addresses; folios of 2^{} bytes: {}; segments in the table: {segments}; {}; {}",
             pages(&survey),
+            table.folio_shift(),
+            table.folios(),
             survey.forecast(),
             survey.means()
         ))
