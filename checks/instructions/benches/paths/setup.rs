@@ -83,8 +83,10 @@ pub fn zone() -> &'static Zone {
     let frames = u32::try_from(2 * OPERATIONS).expect("a small number");
     let zone = forever(Zone::new(frames).expect("memory for a zone"));
     let mut slots = vec![None; OPERATIONS];
-    zone.fill_all(&mut slots).expect("enough frames");
-    zone.free_bulk(&mut slots).expect("the frames are allocated");
+    let mut owner = zone.local();
+    owner.fill_all(&mut slots).expect("enough frames");
+    owner.free_bulk(&mut slots).expect("the frames are allocated");
+    drop(owner);
     zone
 }
 

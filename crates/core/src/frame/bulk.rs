@@ -1,61 +1,13 @@
-//! Bulk calls: filling arrays, lists, and freeing arrays, for the zone and for its owners.
+//! Bulk calls of owners: filling arrays, lists, and freeing arrays.
 
 use super::arrays::{Filled, empty_into, fill_from};
-use super::counters::{Allowance, Tally, Urgency};
+use super::counters::{Allowance, Urgency};
 use super::inner::Inner;
 use super::map::Part;
 use super::number::{Frame, FrameError};
 use super::owner::ZoneLocal;
 use crate::share::Shared;
 use alloc::vec::Vec;
-
-/// The calls of [`Zone`](super::Zone) that need no owner.
-impl Inner {
-    pub(super) fn fill(&self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
-        let full = slots.len();
-        let mut allowance = self.allowance(urgency, full, 0);
-        let Filled { asked, got, .. } =
-            fill_from(slots, |want| self.claim_allowed(want, &mut allowance));
-        self.count_bulk(asked, got, allowance);
-        full - (asked - got)
-    }
-
-    pub(super) fn fill_all(&self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
-        let asked = slots.iter().filter(|slot| slot.is_none()).count();
-        let mut allowance = self.allowance(Urgency::Normal, asked, 0);
-        let mut parts = Parts::gather(asked, |want| self.claim_allowed(want, &mut allowance));
-        let result = fill_all_from(slots, asked, &mut parts, self.watermarks.low());
-        parts.release_to(self);
-        self.count_bulk(asked, if result.is_ok() { asked } else { 0 }, allowance);
-        result
-    }
-
-    pub(super) fn take_parts(&self, n: usize) -> Parts {
-        let mut allowance = self.allowance(Urgency::Normal, n, 0);
-        let parts = Parts::gather(n, |want| self.claim_allowed(want, &mut allowance));
-        self.count_bulk(n, parts.len(), allowance);
-        parts
-    }
-
-    fn count_bulk(&self, asked: usize, got: usize, allowance: Allowance) {
-        let mut tally = Tally::default();
-        tally.bulk(asked, got, allowance.fell_back);
-        // Without an owner nothing is in a magazine.
-        tally.claimed = got as i64;
-        self.fold(tally);
-        if got < asked || allowance.fell_back {
-            self.set_under_pressure();
-        }
-    }
-
-    pub(super) fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
-        let (freed, result) = empty_into(self.bounds(), slots, |part, _| self.release(part));
-        if freed > 0 {
-            self.count_free(freed as u64);
-        }
-        result.map(|()| freed)
-    }
-}
 
 /// Fills all empty slots, of which there are `asked`, or none, from frames of which there are
 /// `asked` at most, and which leave `low` free.
@@ -77,14 +29,17 @@ fn fill_all_from(
 }
 
 impl ZoneLocal {
-    /// Like [`Zone::fill`](super::Zone::fill), from the magazine first: watermarks apply to the
-    /// rest.
+    /// Fills the empty slots, never touches the full ones, and returns how many slots are full
+    /// afterwards. Fewer than all is normal: the zone has reached
+    /// the watermark *low* or has no more free frames. O(slots), about one
+    /// compare-and-swap for 64 frames.
+    ///
+    /// Frames come from the magazine first; the watermarks apply to the rest, as in all bulk calls.
     pub fn fill(&mut self, slots: &mut [Option<Frame>]) -> usize {
         self.fill_by(slots, Urgency::Normal)
     }
 
-    /// Like [`Zone::fill_by`](super::Zone::fill_by), from the magazine first: watermarks apply to
-    /// the rest.
+    /// Like [`fill`](Self::fill), down to the watermark for `urgency`.
     #[inline]
     pub fn fill_by(&mut self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
         let full = slots.len();
@@ -98,10 +53,12 @@ impl ZoneLocal {
         full - (asked - got)
     }
 
-    /// Like [`Zone::fill_all`](super::Zone::fill_all), from the magazine first.
+    /// Fills all empty slots or none. Allocates memory if the frames come from more than 12 words
+    /// of the map.
     ///
     /// # Errors
-    /// As for [`Zone::fill_all`](super::Zone::fill_all).
+    /// [`FrameError::Short`] if fewer frames are free above the watermark *low*;
+    /// [`FrameError::NoMemory`]. No slot has changed then, and no frame is allocated.
     pub fn fill_all(&mut self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
         let mut supply = Supply::new(Urgency::Normal);
         let asked = slots.iter().filter(|slot| slot.is_none()).count();
@@ -115,7 +72,8 @@ impl ZoneLocal {
         result
     }
 
-    /// Like [`Zone::take_list`](super::Zone::take_list), from the magazine first.
+    /// Allocates a chain of `n` frames, or of as many as [`fill`](Self::fill) would get, or as there
+    /// is memory to list. Frames that are not taken from it are freed on drop.
     pub fn take_list(&mut self, n: usize) -> FrameList {
         let mut supply = Supply::new(Urgency::Normal);
         let parts = Parts::gather(n, |want| supply.next_exactly(self, want));
@@ -132,10 +90,12 @@ impl ZoneLocal {
         }
     }
 
-    /// Like [`Zone::free_bulk`](super::Zone::free_bulk), into the magazine.
+    /// Frees the frames of all full slots into the magazine, empties the slots, and returns how many
+    /// those were. Neighbouring slots with frames of one word are freed together.
     ///
     /// # Errors
-    /// As for [`Zone::free_bulk`](super::Zone::free_bulk).
+    /// [`FrameError::Foreign`], [`FrameError::DoubleFree`]. The slot of the frame that it names and
+    /// all after it are unchanged; those before it are freed and empty.
     pub fn free_bulk(&mut self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
         let (freed, result) =
             empty_into(self.zone.bounds(), slots, |part, frames| self.cache(part, frames));

@@ -375,6 +375,20 @@ impl core::fmt::Display for FrameStats {
 /// A call that would stop at a watermark adds up what all owners have counted, so it stops there and
 /// not before. One that seems to be far from it does not, and may pass it by what other owners have
 /// not reported yet: about 1/256 of the zone, at most 4,608 frames, for each.
+///
+/// ```
+/// use pinfold_core::frame::{Urgency, Watermarks, Zone};
+///
+/// // A driver's own zone: of 1,024 frames the last 64 are for the calls that free others.
+/// let reserve = Watermarks::new(16, 64, 96).ok_or("not in order")?;
+/// let zone = Zone::with_watermarks(1024, reserve)?;
+/// let mut owner = zone.local();
+/// let mut requests = [None; 1024];
+/// assert_eq!(owner.fill(&mut requests), 1024 - 64 + 1);
+/// let mut writeback = [None; 32];
+/// assert_eq!(owner.fill_by(&mut writeback, Urgency::Urgent), 32);
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Watermarks {
     min: u32,
@@ -402,18 +416,13 @@ impl Watermarks {
         Self { min, low: min + min / 4, high: min + min / 2 }
     }
 
-    /// Returns the number of free frames at which urgent bulk calls stop.
-    pub const fn min(self) -> u32 {
-        self.min
-    }
-
     /// Returns the number of free frames at which other bulk calls stop.
-    pub const fn low(self) -> u32 {
+    pub(super) const fn low(self) -> u32 {
         self.low
     }
 
     /// Returns the number of free frames above which the pressure ends.
-    pub const fn high(self) -> u32 {
+    pub(super) const fn high(self) -> u32 {
         self.high
     }
 
@@ -428,7 +437,7 @@ impl Watermarks {
 /// The watermark down to which a bulk call may allocate frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Urgency {
-    /// To [`Watermarks::low`].
+    /// To the watermark *low*.
     #[default]
     Normal,
     /// To [`Watermarks::min`]: for callers that free more than they allocate, such as a path that

@@ -526,18 +526,6 @@ impl Inner {
         Allowance { left, fell_back: false }
     }
 
-    /// Claims frames of one word, as far as the watermarks allow.
-    pub(super) fn claim_allowed(&self, want: u32, allowance: &mut Allowance) -> Part {
-        match allowance.of(want) {
-            0 => Part::NONE,
-            n => {
-                let part = self.claim_some(n);
-                allowance.spend(part.len());
-                part
-            }
-        }
-    }
-
     /// Adds the counts of an owner or a bulk call.
     pub(super) fn fold(&self, tally: Tally) {
         self.counters.fold(tally);

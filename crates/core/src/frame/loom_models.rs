@@ -99,14 +99,14 @@ impl Model {
     /// Fills slots that are empty.
     fn fill(&self, slots: &mut [Option<Frame>]) -> usize {
         assert!(slots.iter().all(Option::is_none));
-        let filled = self.zone.fill(slots);
+        let filled = self.zone.local().fill(slots);
         slots.iter().flatten().for_each(|&frame| self.touch(frame, 1));
         filled
     }
 
     fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
         slots.iter().flatten().for_each(|&frame| self.touch(frame, 1));
-        self.zone.free_bulk(slots)
+        self.zone.local().free_bulk(slots)
     }
 
     /// Claims a frame of a region, as a call that has found the region by its hints.
@@ -167,7 +167,7 @@ fn loom_reservations() {
         let theirs = other.join().unwrap();
         assert_ne!(mine, theirs);
         assert_eq!(zone.taken(), 2);
-        let rest = zone.take_list(2000);
+        let rest = zone.local().take_list(2000);
         assert_eq!(rest.len(), 998);
         rest.for_each(|frame| zone.touch(frame, 1));
     });
@@ -199,15 +199,15 @@ fn loom_a_fill_against_a_free_in_bulk() {
             move || zone.free_run(first, 128).unwrap()
         });
         let mut slots = [None; 3];
-        let early = zone.fill(&mut slots);
+        let early = zone.local().fill(&mut slots);
         assert_eq!(early, slots.iter().flatten().count());
         other.join().unwrap();
         assert_eq!(zone.taken(), 512 - 128 + early as u64);
         let mut rest = [None; 3];
-        assert_eq!(zone.fill(&mut rest[early..]), 3 - early);
+        assert_eq!(zone.local().fill(&mut rest[early..]), 3 - early);
         slots[early..].copy_from_slice(&rest[early..]);
-        assert_eq!(zone.take_list(200).len(), 125);
-        zone.free_bulk(&mut slots).unwrap();
+        assert_eq!(zone.local().take_list(200).len(), 125);
+        zone.local().free_bulk(&mut slots).unwrap();
         assert_eq!(zone.taken(), 512 - 128);
         assert_eq!(zone.stats().in_use, 512 - 128);
         assert!(!zone.under_pressure(), "relieved by the thread that freed last");

@@ -156,7 +156,7 @@ pub enum FrameError {
         asked: usize,
         /// The number of those that are unavailable.
         missing: usize,
-        /// The frames that the call leaves free ([`Watermarks::low`](super::Watermarks::low)).
+        /// The frames that the call leaves free ([`Watermarks`](super::Watermarks)).
         low: u32,
     },
     /// A zone has at least 512 frames (2 MiB) and at most 2^28 (1 TiB).

@@ -109,19 +109,19 @@ fn fill_touches_empty_slots_only() {
     let kept = zone.alloc(Order::PAGE).unwrap();
     let mut slots = [None; 130];
     slots[7] = Some(kept);
-    assert_eq!(zone.fill(&mut slots), 130);
+    assert_eq!(zone.local().fill(&mut slots), 130);
     assert_eq!(slots[7], Some(kept));
     assert_eq!(slots.iter().flatten().collect::<BTreeSet<_>>().len(), 130);
     let stats = zone.stats();
     assert_eq!((stats.bulk_asked, stats.bulk_filled, stats.bulk_partial), (129, 129, 0));
-    assert_eq!(zone.fill(&mut slots), 130, "nothing to fill");
+    assert_eq!(zone.local().fill(&mut slots), 130, "nothing to fill");
     let mut many = vec![None; 500];
-    assert_eq!(zone.fill(&mut many), 470);
+    assert_eq!(zone.local().fill(&mut many), 470);
     assert_eq!(many.iter().flatten().count(), 470);
     assert_eq!((zone.stats().bulk_partial, zone.taken()), (1, 600));
-    assert_eq!(zone.free_bulk(&mut many), Ok(470));
+    assert_eq!(zone.local().free_bulk(&mut many), Ok(470));
     assert!(many.iter().all(Option::is_none));
-    assert_eq!(zone.free_bulk(&mut slots), Ok(130));
+    assert_eq!(zone.local().free_bulk(&mut slots), Ok(130));
     assert_eq!((zone.taken(), zone.stats().in_use), (0, 0));
 }
 
@@ -135,15 +135,16 @@ fn fill_all_rolls_back() {
         let short = Err(FrameError::Short { asked: 600, missing: 1, low: 0 });
         let one = zone.alloc(Order::PAGE).unwrap();
         assert_eq!(
-            if owner { local.fill_all(&mut slots) } else { zone.fill_all(&mut slots) },
+            if owner { local.fill_all(&mut slots) } else { zone.local().fill_all(&mut slots) },
             short
         );
         assert_eq!(slots.iter().flatten().count(), 1);
         zone.free(one, Order::PAGE).unwrap();
-        let done = if owner { local.fill_all(&mut slots) } else { zone.fill_all(&mut slots) };
+        let done =
+            if owner { local.fill_all(&mut slots) } else { zone.local().fill_all(&mut slots) };
         assert_eq!((done, zone.taken()), (Ok(()), 600));
         slots[3] = None;
-        assert_eq!(zone.free_bulk(&mut slots), Ok(600));
+        assert_eq!(zone.local().free_bulk(&mut slots), Ok(600));
     }
     drop(local);
     assert_eq!((zone.taken(), zone.stats().in_use), (0, 0));
@@ -153,14 +154,14 @@ fn fill_all_rolls_back() {
 fn bulk_frees_stop_at_the_first_wrong_free() {
     let zone = Zone::new(512).unwrap();
     let mut slots = [None; 6];
-    assert_eq!(zone.fill(&mut slots), 6);
+    assert_eq!(zone.local().fill(&mut slots), 6);
     let [a, b, ..] = slots.map(Option::unwrap);
     slots[3] = Some(a);
-    assert_eq!(zone.free_bulk(&mut slots), Err(FrameError::DoubleFree { frame: a }));
+    assert_eq!(zone.local().free_bulk(&mut slots), Err(FrameError::DoubleFree { frame: a }));
     assert_eq!(slots.map(|slot| slot.is_some()), [false, false, false, true, true, true]);
     assert!(zone.free(b, Order::PAGE).is_err());
     let mut foreign = [Some(frame(512))];
-    assert!(matches!(zone.free_bulk(&mut foreign), Err(FrameError::Foreign { .. })));
+    assert!(matches!(zone.local().free_bulk(&mut foreign), Err(FrameError::Foreign { .. })));
     // The frame that was in slot 3 is still allocated, besides the two after it.
     assert_eq!((zone.taken(), zone.stats().in_use), (3, 3));
 }
@@ -168,7 +169,7 @@ fn bulk_frees_stop_at_the_first_wrong_free() {
 #[test]
 fn a_list_frees_the_frames_that_were_not_taken() {
     let zone = Zone::new(4096).unwrap();
-    let mut list = zone.take_list(300);
+    let mut list = zone.local().take_list(300);
     let taken: Vec<_> = list.by_ref().take(100).collect();
     assert_eq!((list.len(), zone.taken()), (200, 300));
     drop(list);
@@ -176,7 +177,7 @@ fn a_list_frees_the_frames_that_were_not_taken() {
     for frame in taken {
         zone.free(frame, Order::PAGE).unwrap();
     }
-    assert_eq!(zone.take_list(5000).len(), 4096);
+    assert_eq!(zone.local().take_list(5000).len(), 4096);
     let mut local = zone.local();
     let mut list = local.take_list(3);
     assert!(list.by_ref().count() == 3 && list.next().is_none());
@@ -326,7 +327,7 @@ fn a_region_is_claimed_and_freed_as_a_whole() {
         assert_eq!(zone.free(frame, Order::PAGE), twice(frame));
         assert_eq!(local.free(frame, Order::PAGE), twice(frame));
         assert_eq!(local.free_bulk(&mut [Some(frame)]).map(drop), twice(frame));
-        assert_eq!(zone.free_bulk(&mut [Some(frame)]).map(drop), twice(frame));
+        assert_eq!(zone.local().free_bulk(&mut [Some(frame)]).map(drop), twice(frame));
     }
     assert_eq!(zone.free(run, Order::HUGE), twice(run));
     assert_eq!(local.free(run, Order::HUGE), twice(run));

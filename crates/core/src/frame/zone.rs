@@ -1,17 +1,16 @@
 //! [`Zone`], the allocator of the frames of a range of memory.
 
-use super::bulk::FrameList;
-use super::counters::{FrameStats, Urgency, Watermarks};
+use super::counters::{FrameStats, Watermarks};
 use super::inner::Inner;
 use super::number::{Frame, FrameError, MAX_ZONE, MIN_ZONE, Order};
 use super::owner::ZoneLocal;
 use crate::share::Shared;
 
 /// The allocator of the frames of a range of memory. Its operations can be called from any thread,
-/// and take no lock.
+/// and take no lock. Bulk calls are an owner's: [`ZoneLocal`].
 ///
 /// A handle: a clone is the same zone, which lives as long as a handle, a
-/// [`ZoneLocal`] or a [`FrameList`]. Calls on it share cache lines with all other
+/// [`ZoneLocal`] or a [`FrameList`](super::FrameList). Calls on it share cache lines with all other
 /// threads; those on a `ZoneLocal` mostly do not.
 ///
 /// All operations are lock-free but one: to free *a part* of a run of 2 MiB or more waits for
@@ -131,46 +130,6 @@ impl Zone {
     /// [`FrameError::Empty`] if `run_frames` is 0.
     pub fn free_run(&self, first: Frame, run_frames: u32) -> Result<(), FrameError> {
         self.0.free_run(first, run_frames)
-    }
-
-    /// Fills the empty slots, never touches the full ones, and returns how many slots are full
-    /// afterwards. Fewer than all is normal: the zone has reached
-    /// [`Watermarks::low`](super::Watermarks::low) or has no more free frames. O(slots), about one
-    /// compare-and-swap for 64 frames.
-    pub fn fill(&self, slots: &mut [Option<Frame>]) -> usize {
-        self.fill_by(slots, Urgency::Normal)
-    }
-
-    /// Like [`fill`](Self::fill), down to the watermark for `urgency`.
-    pub fn fill_by(&self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
-        self.0.fill(slots, urgency)
-    }
-
-    /// Fills all empty slots or none. Allocates memory if the frames come from more than 12 words
-    /// of the map.
-    ///
-    /// # Errors
-    /// [`FrameError::Short`] if fewer frames are free above
-    /// [`Watermarks::low`](super::Watermarks::low); [`FrameError::NoMemory`]. No slot has changed
-    /// then, and no frame is allocated.
-    pub fn fill_all(&self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
-        self.0.fill_all(slots)
-    }
-
-    /// Allocates a chain of `n` frames, or of as many as [`fill`](Self::fill) would get, or as there
-    /// is memory to list. Frames that are not taken from it are freed on drop.
-    pub fn take_list(&self, n: usize) -> FrameList {
-        FrameList::new(self.0.clone(), self.0.take_parts(n))
-    }
-
-    /// Frees the frames of all full slots, empties the slots, and returns how many those were.
-    /// Neighbouring slots with frames of one word cost one compare-and-swap.
-    ///
-    /// # Errors
-    /// [`FrameError::Foreign`], [`FrameError::DoubleFree`]. The slot of the frame that it names and
-    /// all after it are unchanged; those before it are freed and empty.
-    pub fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
-        self.0.free_bulk(slots)
     }
 }
 

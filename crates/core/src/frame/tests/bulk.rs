@@ -6,7 +6,7 @@ use proptest::prelude::*;
 /// Fills `count` slots of a new zone: with its first frames, in order.
 fn filled(zone: &Zone, count: usize) -> Vec<Option<Frame>> {
     let mut slots = vec![None; count];
-    assert_eq!(zone.fill(&mut slots), count);
+    assert_eq!(zone.local().fill(&mut slots), count);
     assert!(slots.iter().flatten().map(|frame| frame.index()).eq(0..u32::try_from(count).unwrap()));
     slots
 }
@@ -21,7 +21,7 @@ fn frees_up_to(
 ) {
     let mut rest = slots.to_vec();
     let mut local = zone.local();
-    let freed = if owner { local.free_bulk(&mut rest) } else { zone.free_bulk(&mut rest) };
+    let freed = if owner { local.free_bulk(&mut rest) } else { zone.local().free_bulk(&mut rest) };
     assert_eq!(freed, Err(expected), "slot {wrong}");
     assert!(rest[..wrong].iter().all(Option::is_none), "slot {wrong}");
     assert_eq!(rest[wrong..], slots[wrong..], "slot {wrong}");
@@ -62,9 +62,9 @@ fn a_word_that_ends_behind_the_zone_is_foreign() {
     let zone = Zone::new(512 + 40).unwrap();
     let mut slots: Vec<_> = (512..512 + 64).map(Frame::new).collect();
     let mut all = vec![None; 552];
-    assert_eq!(zone.fill(&mut all), 552);
+    assert_eq!(zone.local().fill(&mut all), 552);
     let foreign = FrameError::Foreign { frame: frame(552), run_frames: 1, frames: 552 };
-    assert_eq!(zone.free_bulk(&mut slots), Err(foreign));
+    assert_eq!(zone.local().free_bulk(&mut slots), Err(foreign));
     assert_eq!(slots.iter().position(Option::is_some), Some(40));
 }
 
@@ -92,7 +92,7 @@ proptest! {
         let mark = |slot: usize| frame(1_000_000 + u32::try_from(slot).unwrap());
         let marked: BTreeSet<_> = full.into_iter().filter(|&slot| slot < len).collect();
         marked.iter().for_each(|&slot| slots[slot] = Some(mark(slot)));
-        let got = if owner { local.fill(&mut slots) } else { zone.fill(&mut slots) };
+        let got = if owner { local.fill(&mut slots) } else { zone.local().fill(&mut slots) };
         prop_assert_eq!(got, len);
         for &slot in &marked {
             prop_assert_eq!(slots[slot].take(), Some(mark(slot)));
@@ -105,7 +105,7 @@ proptest! {
                 slots.swap(a, b);
             }
         }
-        let freed = if owner { local.free_bulk(&mut slots) } else { zone.free_bulk(&mut slots) };
+        let freed = if owner { local.free_bulk(&mut slots) } else { zone.local().free_bulk(&mut slots) };
         prop_assert_eq!(freed, Ok(frames.len()));
         prop_assert!(slots.iter().all(Option::is_none));
         drop(local);

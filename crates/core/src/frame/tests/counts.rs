@@ -115,7 +115,7 @@ fn the_watermark_is_exact_beside_owners_that_have_not_added_their_counts() {
         if through_owner {
             local.fill(&mut rest)
         } else {
-            zone.fill(&mut rest)
+            zone.local().fill(&mut rest)
         };
         assert_eq!(zone.available(), 255, "through an owner: {through_owner}");
         assert!(zone.under_pressure());
@@ -146,7 +146,7 @@ fn counts_that_are_added_late_begin_no_pressure() {
     let mut all = vec![None; 512 * 20];
     local.fill(&mut all);
     assert!(zone.under_pressure());
-    zone.free_bulk(&mut all).unwrap();
+    zone.local().free_bulk(&mut all).unwrap();
     assert!(!zone.under_pressure());
     local.fold();
     assert!(!zone.under_pressure(), "there are enough free frames");
@@ -191,8 +191,8 @@ fn counts_are_exact_after_every_call() {
                     let got = match owner {
                         Some(owner) if all => owner.fill_all(&mut slots).map_or(0, |()| wanted),
                         Some(owner) => owner.fill(&mut slots),
-                        None if all => zone.fill_all(&mut slots).map_or(0, |()| wanted),
-                        None => zone.fill_by(&mut slots, Urgency::Urgent),
+                        None if all => zone.local().fill_all(&mut slots).map_or(0, |()| wanted),
+                        None => zone.local().fill_by(&mut slots, Urgency::Urgent),
                     };
                     assert_eq!(slots.iter().flatten().count(), got);
                     (asked, filled, failed) =
@@ -202,7 +202,7 @@ fn counts_are_exact_after_every_call() {
                 4 => {
                     let list = match owner {
                         Some(owner) => owner.take_list(wanted),
-                        None => zone.take_list(wanted),
+                        None => zone.local().take_list(wanted),
                     };
                     (asked, filled) = (asked + wanted, filled + list.len());
                     failed += u64::from(list.len() == 0);
@@ -224,7 +224,7 @@ fn counts_are_exact_after_every_call() {
                             some.into_iter().for_each(|run| owner.free(run.0, run.1).unwrap());
                         }
                         None => {
-                            assert_eq!(zone.free_bulk(&mut pages), Ok(pages.len()));
+                            assert_eq!(zone.local().free_bulk(&mut pages), Ok(pages.len()));
                             some.into_iter().for_each(|run| zone.free(run.0, run.1).unwrap());
                         }
                     }

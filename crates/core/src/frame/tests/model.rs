@@ -88,7 +88,7 @@ proptest! {
                     let full = match local {
                         Some(local) if verb == 1 => local.fill(&mut slots),
                         Some(local) => local.fill_all(&mut slots).map_or(0, |()| slots.len()),
-                        None => zone.fill(&mut slots),
+                        None => zone.local().fill(&mut slots),
                     };
                     prop_assert_eq!(full, slots.iter().flatten().count());
                     for first in slots.into_iter().flatten() {
@@ -103,7 +103,7 @@ proptest! {
                     let mut slots: Vec<_> = singles.iter().map(|run| Some(run.0)).collect();
                     let freed = match local {
                         Some(local) => local.free_bulk(&mut slots),
-                        None => zone.free_bulk(&mut slots),
+                        None => zone.local().free_bulk(&mut slots),
                     };
                     prop_assert_eq!(freed, Ok(singles.len()));
                     singles.iter().for_each(|run| _ = model.taken.remove(&run.0.index()));
@@ -130,7 +130,7 @@ proptest! {
         drop(locals);
         prop_assert_eq!(zone.taken(), model.taken.len() as u64);
         prop_assert_eq!(zone.stats().in_use, model.taken.len() as u64);
-        prop_assert_eq!(zone.take_list(usize::from(u16::MAX)).len(), frames as usize - model.taken.len());
+        prop_assert_eq!(zone.local().take_list(usize::from(u16::MAX)).len(), frames as usize - model.taken.len());
     }
 }
 
@@ -181,5 +181,5 @@ fn stress_no_frame_has_two_owners() {
     for _ in 0..64 {
         zone.alloc(Order::HUGE).unwrap();
     }
-    assert_eq!(zone.take_list(1000).len(), 100);
+    assert_eq!(zone.local().take_list(1000).len(), 100);
 }

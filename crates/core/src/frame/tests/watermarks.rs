@@ -10,9 +10,10 @@ fn zone_with(frames: u32, min: u32, low: u32, high: u32) -> Zone {
 #[test]
 fn default_watermarks_depend_on_the_size() {
     assert_eq!(Zone::new(16_383).unwrap().watermarks(), Watermarks::NONE);
-    let marks = Zone::new(1 << 18).unwrap().watermarks();
-    assert_eq!((marks.min(), marks.low(), marks.high()), (256, 320, 384));
-    assert_eq!(Watermarks::for_frames(Zone::MAX_FRAMES).min(), 16_384);
+    let marks = |min, low, high| Watermarks::new(min, low, high).unwrap();
+    assert_eq!(Zone::new(1 << 18).unwrap().watermarks(), marks(256, 320, 384));
+    let most = Watermarks::for_frames(Zone::MAX_FRAMES);
+    assert_eq!(most, marks(16_384, 20_480, 24_576));
     assert_eq!((Watermarks::new(2, 1, 3), Watermarks::new(1, 3, 2)), (None, None));
 }
 
@@ -20,34 +21,34 @@ fn default_watermarks_depend_on_the_size() {
 fn bulk_calls_stop_at_low_and_take_one_more() {
     let zone = zone_with(1000, 50, 100, 150);
     let mut slots = vec![None; 1000];
-    assert_eq!(zone.fill(&mut slots), 901);
+    assert_eq!(zone.local().fill(&mut slots), 901);
     assert!(zone.under_pressure());
     assert_eq!((zone.available(), zone.stats().fell_back, zone.stats().bulk_partial), (99, 1, 1));
     let mut more = vec![None; 1000];
-    assert_eq!(zone.fill(&mut more), 1, "a call below the watermark gets one frame");
-    assert_eq!(zone.fill_by(&mut more, Urgency::Urgent), 50, "98 - 50, and one more");
+    assert_eq!(zone.local().fill(&mut more), 1, "a call below the watermark gets one frame");
+    assert_eq!(zone.local().fill_by(&mut more, Urgency::Urgent), 50, "98 - 50, and one more");
     assert_eq!(zone.available(), 49);
     assert_eq!(
-        zone.fill_all(&mut [None; 2]),
+        zone.local().fill_all(&mut [None; 2]),
         Err(FrameError::Short { asked: 2, missing: 1, low: 100 }),
         "fill_all respects the watermarks"
     );
-    assert_eq!(zone.fill_all(&mut [None; 1]), Ok(()));
-    assert_eq!(zone.take_list(9).len(), 1);
+    assert_eq!(zone.local().fill_all(&mut [None; 1]), Ok(()));
+    assert_eq!(zone.local().take_list(9).len(), 1);
     // `fill_all` has kept its frame, and the list has freed its own.
     assert_eq!(zone.available(), 48);
     for _ in 0..48 {
         zone.alloc(Order::PAGE).unwrap();
     }
-    assert_eq!(zone.fill_by(&mut [None; 3], Urgency::Urgent), 0);
+    assert_eq!(zone.local().fill_by(&mut [None; 3], Urgency::Urgent), 0);
     assert_eq!(
         (zone.taken(), zone.stats().exhausted),
         (1000, 2),
         "the failed fill_all counts as one"
     );
-    assert_eq!(zone.free_bulk(&mut more), Ok(50));
+    assert_eq!(zone.local().free_bulk(&mut more), Ok(50));
     assert!(zone.under_pressure(), "50 is not 150");
-    assert_eq!(zone.free_bulk(&mut slots), Ok(901));
+    assert_eq!(zone.local().free_bulk(&mut slots), Ok(901));
     assert!(!zone.under_pressure());
 }
 
@@ -71,7 +72,7 @@ fn an_owner_respects_the_watermarks_and_frees_under_pressure() {
     drop((hoarder, taker));
     assert_eq!(zone.stats().held, 0);
     assert_eq!(zone.taken(), zone.stats().in_use);
-    assert_eq!(zone.free_bulk(&mut all), Ok(got - 1));
+    assert_eq!(zone.local().free_bulk(&mut all), Ok(got - 1));
     assert!(!zone.under_pressure());
     assert_eq!(zone.taken(), 0);
 }
@@ -150,14 +151,14 @@ fn exhaustion_at_every_step_rolls_back() {
         let taken = zone.taken();
         let mut slots = vec![None; n as usize + 2];
         slots[1] = Some(first);
-        assert_eq!(zone.fill_all(&mut slots), missing(n as usize + 1));
+        assert_eq!(zone.local().fill_all(&mut slots), missing(n as usize + 1));
         assert_eq!((zone.taken(), slots.iter().flatten().count()), (taken, 1));
         {
             let mut local = zone.local();
             assert_eq!(local.fill_all(&mut slots), missing(n as usize + 1));
             assert_eq!(slots.iter().flatten().count(), 1);
         }
-        assert_eq!(zone.take_list(n as usize + 1).len(), n as usize);
+        assert_eq!(zone.local().take_list(n as usize + 1).len(), n as usize);
         assert_eq!((zone.taken(), zone.stats().held), (taken, 0));
         assert_eq!(zone.stats().in_use, taken);
         assert_eq!(
@@ -169,7 +170,7 @@ fn exhaustion_at_every_step_rolls_back() {
         zone.free(next, Order::PAGE).unwrap();
         left.push(next);
     }
-    assert_eq!(zone.take_list(2000).collect::<BTreeSet<_>>(), left.into_iter().collect());
+    assert_eq!(zone.local().take_list(2000).collect::<BTreeSet<_>>(), left.into_iter().collect());
 }
 
 #[test]
@@ -211,7 +212,7 @@ fn stress_bulk_down_to_the_watermarks() {
                     if me % 2 == 0 {
                         local.fill(table)
                     } else {
-                        zone.fill(table)
+                        zone.local().fill(table)
                     };
                     // `held` is in order of the slots, and so is what comes after it.
                     let mut old = held.into_iter().peekable();
@@ -262,20 +263,20 @@ proptest! {
             match verb {
                 0..=1 => {
                     let mut slots = vec![None; n];
-                    prop_assert_eq!(zone.fill_by(&mut slots, urgency), expected);
+                    prop_assert_eq!(zone.local().fill_by(&mut slots, urgency), expected);
                     taken.extend(slots.into_iter().flatten());
                     free -= expected;
                 }
                 2 => {
                     let mut slots = vec![None; n];
-                    let done = zone.fill_all(&mut slots).is_ok();
+                    let done = zone.local().fill_all(&mut slots).is_ok();
                     prop_assert_eq!(done, expected == n);
                     taken.extend(slots.into_iter().flatten());
                     free -= if done { n } else { 0 };
                 }
                 3 => {
                     let keep = n / 2;
-                    taken.extend(zone.take_list(n).take(keep));
+                    taken.extend(zone.local().take_list(n).take(keep));
                     free -= keep.min(expected);
                 }
                 _ => {
@@ -283,7 +284,7 @@ proptest! {
                     back.iter().flatten().for_each(|frame| _ = taken.remove(frame));
                     free += back.len();
                     let len = back.len();
-                    prop_assert_eq!(zone.free_bulk(&mut back), Ok(len));
+                    prop_assert_eq!(zone.local().free_bulk(&mut back), Ok(len));
                 }
             }
             prop_assert_eq!(zone.available(), free as u64);
