@@ -1,7 +1,7 @@
 //! `cargo run -p pinfold-nvme --example nvme_wait_epoll`
 //!
-//! Waits for completions in the program's own `epoll` loop. It runs on the model controller: no
-//! hardware, no privileges.
+//! Waits for completions in the program's own `epoll` loop, and collects the controller's events
+//! there. It runs on the model controller: no hardware, no privileges.
 
 use pinfold::core::access::FromDevice;
 use pinfold::{Arena, Domain};
@@ -63,6 +63,14 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         let limit = Timespec::try_from(queue.arm_interrupt())?;
         let mut events = [MaybeUninit::<epoll::Event>::uninit(); 4];
         epoll::wait(&poller, &mut events, Some(&limit))?;
+        // What the controller reports by itself: a program that runs for months reacts to it.
+        for event in controller.events()? {
+            if event.is_namespace_change() {
+                println!("{} namespaces now", controller.scan_namespaces()?.len());
+            } else {
+                println!("the controller reports {event:?}");
+            }
+        }
     }
     println!("{completed} reads\n{}", queue.stats());
     Ok(())

@@ -92,8 +92,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     first.memory().write_u64(0, 1)?;
 
     // Receivers that return pages too slowly are stopped at a limit, not at the end of the memory.
-    let mut receive =
-        PagePool::new(arena, "receive", Config { max_in_use: 128, ..Config::default() })?;
+    let limited = Config { max_in_use: 128, ..Config::default() };
+    let mut receive = PagePool::new(arena.clone(), "receive", limited)?;
     let mut held = Vec::new();
     let refused = loop {
         match receive.alloc() {
@@ -105,6 +105,22 @@ fn run() -> Result<(), Box<dyn Error>> {
     println!("{refused}; {} refused so far", receive.stats().limited);
     held.truncate(100);
     println!("28 returned: a page is available again: {}", receive.alloc().is_ok());
+
+    // Short messages share a page, which is free with the last of them.
+    let mut replies = PagePool::new(arena, "replies", Config::default())?;
+    let parts = (0..8).map(|_| replies.alloc_fragment(256)).collect::<Result<Vec<_>, _>>()?;
+    let addresses: Vec<_> = parts.iter().map(|part| part.iova()).collect();
+    println!("replies in {} page, at {addresses:?}", replies.stats().in_use);
+
+    // The device is stopped while receivers still hold pages: it loses them now, and they stay
+    // valid memory until each is dropped.
+    let end = receive.destroy();
+    match end.reachable() {
+        None => println!("{} pages are held, and no device reaches them", end.pages_out()),
+        Some((bytes, why)) => println!("{bytes} bytes stay mapped: {why}"),
+    }
+    drop(held);
+    println!("{} pages came back after the end", end.counts().released_refcnt);
 
     for chain in requests {
         local.free_bulk(&chain)?;

@@ -117,6 +117,40 @@ forward!(&S => Sized, Box<S> => Sized, Arc<S> => Sized, Shared<S>);
 /// or recycled is returned all the same: its bytes may not have been passed to the device. Once a
 /// method has panicked, none is called while a thread unwinds (with the feature `std`, which
 /// tells): a second panic there would end the process.
+///
+/// ```
+/// use pinfold_core::addr::Iova;
+/// use pinfold_core::mem::DmaMemory;
+/// use pinfold_core::page_pool::{Config, CreateError, PagePool, RevocableSource, SyncOps};
+///
+/// // By the processor's instructions for a cache line of 64 bytes.
+/// # fn clean_and_invalidate(_: *mut u8) {}
+/// # fn invalidate(_: *mut u8) {}
+/// struct Lines;
+///
+/// impl SyncOps for Lines {
+///     fn for_device(&self, memory: DmaMemory<'_>, _: Iova) {
+///         let first = memory.as_ptr().as_ptr();
+///         (0..memory.len()).step_by(64).for_each(|at| clean_and_invalidate(first.wrapping_add(at)));
+///     }
+///     fn for_cpu(&self, memory: DmaMemory<'_>, _: Iova) {
+///         let first = memory.as_ptr().as_ptr();
+///         (0..memory.len()).step_by(64).for_each(|at| invalidate(first.wrapping_add(at)));
+///     }
+/// }
+///
+/// fn receive(source: impl RevocableSource + 'static) -> Result<PagePool, CreateError> {
+///     PagePool::with_sync(source, "rx", Config::default(), Box::new(Lines))
+/// }
+///
+/// /// Copies a packet out of the page that the device has written.
+/// fn packet(page: &mut pinfold_core::page_pool::Page, len: usize) -> Vec<u8> {
+///     page.sync_for_cpu(len); // only these bytes are synced for the device again
+///     let mut bytes = vec![0; len];
+///     page.memory().copy_to_slice(0, &mut bytes).expect("at most a page");
+///     bytes
+/// }
+/// ```
 pub trait SyncOps: Send + Sync {
     /// Passes the bytes to the device: writes back and invalidates the processor's cache lines.
     fn for_device(&self, memory: DmaMemory<'_>, iova: Iova) {

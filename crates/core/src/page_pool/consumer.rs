@@ -11,7 +11,6 @@ use super::stats::{Counts, Holder, PagePoolStats};
 use crate::dma_pool::{AllocError, FreeError};
 use crate::frame::Order;
 use crate::magazine::Magazine;
-use crate::mem::DmaMemory;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
@@ -203,11 +202,9 @@ impl PagePool {
         Ok(())
     }
 
-    /// Returns all of the memory of an allocated raw page.
-    ///
-    /// # Errors
-    /// [`FreeError`] if it is not an allocated raw page of this pool.
-    pub fn memory(&self, page: RawPage) -> Result<DmaMemory<'_>, FreeError> {
+    /// Returns all of the memory of an allocated raw page, to be accessed by tests.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn memory(&self, page: RawPage) -> Result<crate::mem::DmaMemory<'_>, FreeError> {
         let (frame, record) = self.shared.find(page)?;
         Inner::check_raw(record, page)?;
         // SAFETY: allocated raw (checked above). Who frees it meanwhile breaks the rule of every
