@@ -9,7 +9,7 @@
 use pinfold::dma_pool::{DmaPool, PoolLocal, RawBlock};
 use pinfold::{Arena, ArenaLocal, Buffer, Domain, MappingPolicy};
 use pinfold_capi::arena::{
-    PF_POLICY_WHOLE, pf_alloc, pf_arena_create, pf_arena_opts, pf_arena_t, pf_free,
+    PF_POLICY_WHOLE, pf_alloc, pf_arena_create, pf_arena_opts, pf_arena_t, pf_free, pf_iova,
 };
 use pinfold_capi::block::pf_block_t;
 use pinfold_capi::cache::{pf_cache_t, pf_get, pf_get_bulk, pf_pool_cache, pf_put, pf_put_bulk};
@@ -68,6 +68,7 @@ impl Rust {
 
 /// The handles of the C functions.
 struct C {
+    domain: *mut pf_domain_t,
     arena: *mut pf_arena_t,
     cache: *mut pf_cache_t,
     blocks: [pf_block_t; BLOCKS],
@@ -113,8 +114,14 @@ impl C {
         check(unsafe { pf_pool_cache(pool, &raw mut cache) })?;
         // SAFETY: as above.
         check(unsafe { pf_frames_create(arena, &raw mut frames) })?;
-        let empty = pf_block_t { va: null_mut(), iova: 0, len: 0, tag: 0 };
-        Ok(Self { arena, cache, blocks: [empty; BLOCKS], frames, slots: [null_mut(); FRAMES] })
+        let mut block = pf_block_t { va: null_mut(), iova: 0, len: 0, tag: 0 };
+        // Of which `pf_iova` is asked: it is the block of the pool that is allocated first.
+        // SAFETY: a block, which is returned at once.
+        check(unsafe { pf_get(cache, &raw mut block) })?;
+        // SAFETY: as above.
+        check(unsafe { pf_put(cache, &raw mut block) })?;
+        let slots = [null_mut(); FRAMES];
+        Ok(Self { domain, arena, cache, blocks: [block; BLOCKS], frames, slots })
     }
 }
 
@@ -129,7 +136,7 @@ struct Path {
     limit: Option<f64>,
 }
 
-const PATHS: [Path; 4] = [
+const PATHS: [Path; 5] = [
     Path {
         name: "blocks",
         calls: "pf_get_bulk, pf_put_bulk",
@@ -187,6 +194,24 @@ const PATHS: [Path; 4] = [
             check(unsafe { pf_get(c.cache, block) })?;
             // SAFETY: a block.
             check(unsafe { pf_put(c.cache, block) })?;
+            Ok(())
+        },
+        limit: None,
+    },
+    // C finds the address by the memory's, of which Rust's block has it.
+    Path {
+        name: "iova",
+        calls: "pf_iova",
+        blocks: 1,
+        rust: |rust| {
+            black_box(black_box(&rust.raw[0]).iova());
+            Ok(())
+        },
+        c: |c| {
+            let (block, mut iova) = (black_box(c.blocks[0]), 0);
+            // SAFETY: the address can be written.
+            check(unsafe { pf_iova(c.domain, block.va, BLOCK, &raw mut iova) })?;
+            black_box(iova);
             Ok(())
         },
         limit: None,

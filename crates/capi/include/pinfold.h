@@ -909,6 +909,8 @@ struct pf_queue_opts {
   /*
    The most requests between pf_submit() and their report by pf_complete(): 1 to
    pf_nvme_info.max_depth.
+   A request that waits for its flush counts. With PF_PROTECT_REVOKE or PF_PROTECT_BATCH, give the
+   queue more than the program keeps at the controller, so that flushes overlap.
    */
   uint32_t depth;
   /*
