@@ -2,7 +2,7 @@
 
 use crate::controller::{seg, walk_prps, walk_sgl};
 use crate::pages::Pages;
-use pinfold_core::addr::{Iova, Segment};
+use pinfold_core::addr::Segment;
 use pinfold_core::folio::Folios;
 use pinfold_core::gather::Profile;
 use pinfold_core::gather::prp::{ControllerPage, Prps};
