@@ -33,7 +33,7 @@ fn check(test: &str, block_bytes: u32, hostile: Option<u64>) -> CheckReport {
     let device = DeviceConfig {
         bdf: BDF.parse().unwrap(),
         group: 7,
-        media: Arc::new(MemoryMedia::new(64 << 20)),
+        media: Arc::new(MemoryMedia::new(64 << 20).unwrap()),
         model: DeviceModel::Nvme { block_bytes, not_ready: Duration::ZERO },
     };
     let program = std::env::current_exe().unwrap().into_os_string();

@@ -9,7 +9,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let domain = Domain::soft()?;
 //! let port = domain.port().ok_or("not a software IOMMU")?;
-//! let namespace = Namespace::new(Arc::new(MemoryMedia::new(1 << 20)), 512)?;
+//! let namespace = Namespace::new(Arc::new(MemoryMedia::new(1 << 20)?), 512)?;
 //! let (send, _events) = mpsc::channel();
 //! let observe = move |event: &ModelEvent<'_>| drop(send.send(format!("{event:?}")));
 //! let door = Door { observer: Some(Arc::new(observe)), ..Door::default() };

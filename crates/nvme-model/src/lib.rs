@@ -14,7 +14,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let domain = Domain::soft()?;
 //! let arena = Arena::builder().size(8 << 20).build(&domain)?;
-//! let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)), 512)?;
+//! let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)?), 512)?;
 //! let port = domain.port().ok_or("not a software IOMMU")?;
 //! let model = ModelController::spawn(port, ModelConfig::new(vec![namespace]))?;
 //!

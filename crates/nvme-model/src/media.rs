@@ -4,7 +4,6 @@ use crate::bus::BusFault;
 use pinfold::probe::{FileLimit, MapLimit};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use std::collections::TryReserveError;
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -93,6 +92,9 @@ pub(crate) fn check(at: u64, len: u64, bytes: u64) -> Result<(), MediaError> {
 const PAGE: usize = 4096;
 /// The bytes that a medium in memory leaves to the rest of the program, if a limit ends its growth.
 const SPARED: usize = 8 << 20;
+/// The bytes that a program is taken to need beside the table of a medium, where a limit is to be
+/// raised for that.
+const BESIDE: u64 = 128 << 20;
 
 /// Bytes that begin at a page, as the buffers of drivers do. Some processors (AMD's Zen 3) take 2 to
 /// 20 times as long for a copy whose destination has an offset in its page that is a few bytes above
@@ -169,20 +171,20 @@ impl MemoryMedia {
     /// Where a limit of the process or the machine leaves too little memory for a chunk, the medium
     /// is full.
     ///
-    /// # Panics
-    /// Where [`try_new`](Self::try_new) fails.
-    #[expect(clippy::expect_used, reason = "documented")]
-    pub fn new(bytes: u64) -> Self {
-        Self::try_new(bytes).expect("32 bytes per 2 MiB of a medium")
-    }
-
-    /// Like [`new`](Self::new), of a size that the caller does not choose.
-    ///
     /// # Errors
-    /// There is no memory for the 32 bytes per 2 MiB.
-    pub fn try_new(bytes: u64) -> Result<Self, TryReserveError> {
-        let (count, mut chunks) = (bytes.div_ceil(CHUNK), Vec::new());
-        chunks.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX))?;
+    /// [`io::ErrorKind::OutOfMemory`] where it leaves too little for these: it names the limit.
+    pub fn new(bytes: u64) -> io::Result<Self> {
+        let count = bytes.div_ceil(CHUNK);
+        let table = count.saturating_mul(size_of::<Chunk>() as u64);
+        let refused = || io::Error::new(io::ErrorKind::OutOfMemory, no_memory(bytes, table));
+        if !MapLimit::allow(table.saturating_add(SPARED as u64)) {
+            return Err(refused());
+        }
+        let mut chunks = Vec::new();
+        let room = usize::try_from(count).map(|count| chunks.try_reserve_exact(count));
+        if !matches!(room, Ok(Ok(()))) {
+            return Err(refused());
+        }
         chunks.extend((0..count).map(|_| Mutex::new(None)));
         Ok(Self { chunks: chunks.into(), bytes })
     }
@@ -220,6 +222,20 @@ impl MemoryMedia {
             left -= piece;
         }
         Ok(())
+    }
+}
+
+/// Says that a medium has no memory for its table, and what to do about it.
+fn no_memory(bytes: u64, table: u64) -> String {
+    let what = format!("no memory for {table} bytes, the table of a medium of {bytes}");
+    let needed = table.saturating_add(SPARED as u64);
+    match MapLimit::here().into_iter().find(|limit| limit.left < needed) {
+        Some(refuses) => {
+            let fix = refuses.raise(table.saturating_add(BESIDE)).unwrap_or_else(|words| words);
+            let MapLimit { setting, left, limit } = refuses;
+            format!("{what}: {setting} of {limit} bytes leaves {left}: {fix}")
+        }
+        None => format!("{what}: use a smaller one, or a file"),
     }
 }
 
@@ -438,7 +454,7 @@ mod tests {
         file.file.set_len(2 * CHUNK).unwrap();
         let place = |bytes: &[u8]| bytes.as_ptr().addr() % PAGE;
         for at in [0, 512, CHUNK + 8192] {
-            let memory = MemoryMedia::new(2 * CHUNK);
+            let memory = MemoryMedia::new(2 * CHUNK).unwrap();
             let expected = usize::try_from(at).unwrap() % PAGE;
             let mut seen = Vec::new();
             let mut saw = |expected, bytes: &[u8]| {
@@ -467,8 +483,19 @@ mod tests {
     }
 
     #[test]
+    fn a_medium_without_memory_for_its_table_is_refused() {
+        // More than the address space of a process.
+        for bytes in [1 << 63, u64::MAX] {
+            let refused = MemoryMedia::new(bytes).err().unwrap();
+            assert_eq!(refused.kind(), io::ErrorKind::OutOfMemory);
+            let text = refused.to_string();
+            assert!(text.contains(&format!("the table of a medium of {bytes}: ")), "{text}");
+        }
+    }
+
+    #[test]
     fn written_chunks_are_allocated_and_others_read_as_zeroes() {
-        let media = MemoryMedia::new(5 << 20);
+        let media = MemoryMedia::new(5 << 20).unwrap();
         assert_eq!(media.allocated_bytes(), 0);
         let at = CHUNK - 3;
         media

@@ -30,7 +30,7 @@ fn main() -> std::process::ExitCode {
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     let domain = Domain::soft()?;
     let arena = Arena::builder().size(8 << 20).build(&domain)?;
-    let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)), 512)?;
+    let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)?), 512)?;
     let config = ModelConfig { vectors: 2, ..ModelConfig::new(vec![namespace]) };
     let model = ModelController::spawn(domain.port().ok_or("not a software IOMMU")?, config)?;
 

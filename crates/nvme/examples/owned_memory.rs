@@ -98,7 +98,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     // The controller, and the memory in its domain: mapped once, as an arena is.
     let domain = Domain::soft()?;
     let arena = Arena::builder().size(8 << 20).build(&domain)?;
-    let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)), 512)?;
+    let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)?), 512)?;
     let port = domain.port().ok_or("not a software IOMMU")?;
     let model = ModelController::spawn(port, ModelConfig::new(vec![namespace]))?;
     let controller = Controller::start(model.registers(), arena, Config::default())?;

@@ -32,7 +32,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let domain = Domain::soft()?;
 //! let arena = Arena::builder().size(8 << 20).build(&domain)?;
-//! # let media = std::sync::Arc::new(MemoryMedia::new(1 << 20));
+//! # let media = std::sync::Arc::new(MemoryMedia::new(1 << 20)?);
 //! # let config = ModelConfig::new(vec![Namespace::new(media, 512)?]);
 //! # let model = ModelController::spawn(domain.port().ok_or("no port")?, config)?;
 //! # let registers = model.registers();

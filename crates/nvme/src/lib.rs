@@ -24,7 +24,7 @@
 //! let domain = Domain::soft()?;
 //! let arena = Arena::builder().size(8 << 20).build(&domain)?;
 //! let port = domain.port().ok_or("not a software IOMMU")?;
-//! let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)), 512)?;
+//! let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)?), 512)?;
 //! let model = ModelController::spawn(port, ModelConfig::new(vec![namespace]))?;
 //!
 //! let controller = Controller::start(model.registers(), arena.clone(), Config::default())?;

@@ -13,7 +13,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let device = DeviceConfig {
         bdf: "0000:01:00.0".parse()?,
         group: 7,
-        media: Arc::new(MemoryMedia::new(64 << 20)),
+        media: Arc::new(MemoryMedia::new(64 << 20)?),
         model: DeviceModel::nvme(),
     };
     let mut config = CheckConfig::new(vec![device], std::env::args_os().skip(1).collect());

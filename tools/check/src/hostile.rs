@@ -444,7 +444,7 @@ mod tests {
 
     #[test]
     fn every_device_is_legal() {
-        let media = Arc::new(MemoryMedia::new(1 << 20));
+        let media = Arc::new(MemoryMedia::new(1 << 20).unwrap());
         let mut config = ModelConfig::new(vec![Namespace::new(media, 512).unwrap()]);
         for seed in 0..2000 {
             let own = Behaviour::new(Some(seed), 0, &[], &device(1 << 20));
@@ -477,7 +477,7 @@ mod tests {
         use crate::watch::WatchedBus;
         let watch = Watch::new("test".to_owned(), Arc::default(), None);
         let watch = Arc::new(watch);
-        let media = Arc::new(MemoryMedia::new(1 << 20));
+        let media = Arc::new(MemoryMedia::new(1 << 20).unwrap());
         let config = ModelConfig::new(vec![Namespace::new(media, 512).unwrap()]);
         let model = ModelController::spawn(WatchedBus(watch.clone()), config).unwrap();
         let named = ["late-us=77", "cfs=5", "remove=6", "crd=2", "burst-us=99"]

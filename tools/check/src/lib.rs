@@ -15,7 +15,7 @@
 //! let device = DeviceConfig {
 //!     bdf: "0000:01:00.0".parse()?,
 //!     group: 7,
-//!     media: Arc::new(MemoryMedia::new(64 << 20)),
+//!     media: Arc::new(MemoryMedia::new(64 << 20)?),
 //!     model: DeviceModel::nvme(),
 //! };
 //! let program = ["qemu-img", "info", "nvme://0000:01:00.0/1"].map(Into::into).to_vec();

@@ -67,7 +67,7 @@ fn check_from(starter: &[&str], test: &str) -> CheckReport {
     let device = |bdf: &str, group, block_bytes| DeviceConfig {
         bdf: bdf.parse().unwrap(),
         group,
-        media: Arc::new(MemoryMedia::new(16 << 20)),
+        media: Arc::new(MemoryMedia::new(16 << 20).unwrap()),
         model: DeviceModel::Nvme { block_bytes, not_ready: Duration::ZERO },
     };
     let devices = vec![device(FIRST, 7, 512), device(SECOND, 8, 4096)];

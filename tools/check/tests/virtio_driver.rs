@@ -94,7 +94,7 @@ fn ignored_driver() {
 fn check(hostile: Option<u64>) -> CheckReport {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock();
-    let media = Arc::new(MemoryMedia::new(BYTES));
+    let media = Arc::new(MemoryMedia::new(BYTES).unwrap());
     let device = DeviceConfig {
         bdf: BDF.parse().unwrap(),
         group: 7,

@@ -83,7 +83,8 @@ impl Program {
         let rings = arena(domain, PF_POLICY_WHOLE);
         let policy = if protect == PF_PROTECT_STATIC { PF_POLICY_WHOLE } else { PF_POLICY_PER_USE };
         let arena = arena(domain, policy);
-        let namespace = model::Namespace::new(Arc::new(MemoryMedia::new(1 << 20)), 512).unwrap();
+        let namespace =
+            model::Namespace::new(Arc::new(MemoryMedia::new(1 << 20).unwrap()), 512).unwrap();
         let mut model = ModelConfig::new(vec![namespace]);
         // Units of 500 ms: a controller that is stuck is given up soon.
         model.timeout_500ms = 2;

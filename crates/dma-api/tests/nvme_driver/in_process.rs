@@ -71,7 +71,7 @@ impl Rig {
             interrupts: Some(raised.clone()),
             ..Door::default()
         };
-        let namespace = Namespace::new(Arc::new(MemoryMedia::new(16 << 20)), 512).unwrap();
+        let namespace = Namespace::new(Arc::new(MemoryMedia::new(16 << 20).unwrap()), 512).unwrap();
         let mut config = ModelConfig::new(vec![namespace]);
         (config.queues, config.vectors) = (1, 2);
         let model = ModelController::spawn_behind(ground.bus.clone(), config, door).unwrap();

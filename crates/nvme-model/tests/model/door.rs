@@ -88,7 +88,7 @@ fn rig_with(
         let name = text.split([' ', '{']).next().unwrap_or_default().to_owned();
         log.lock().unwrap().push(name);
     };
-    let media = Arc::new(MemoryMedia::new(1 << 20));
+    let media = Arc::new(MemoryMedia::new(1 << 20).unwrap());
     let mut config = ModelConfig::new(vec![Namespace::new(media, 512).unwrap()]);
     config.vectors = 1;
     change(&mut config);

@@ -222,7 +222,7 @@ pub(crate) struct Bench {
 
 pub(crate) fn namespaces(bytes: u64) -> Vec<Namespace> {
     [512, 4096]
-        .map(|size| Namespace::new(Arc::new(MemoryMedia::new(bytes)), size).unwrap())
+        .map(|size| Namespace::new(Arc::new(MemoryMedia::new(bytes).unwrap()), size).unwrap())
         .to_vec()
 }
 

@@ -213,7 +213,7 @@ fn health_and_all_namespaces_are_reported() {
 
 #[test]
 fn namespaces_beyond_one_list_are_found() {
-    let media = Arc::new(MemoryMedia::new(1 << 20));
+    let media = Arc::new(MemoryMedia::new(1 << 20).unwrap());
     let namespace = Namespace::new(media, 512).unwrap();
     // 1024 fill a list, so a second one is requested; the model has no more.
     let bench = bench(64, ModelConfig::new(vec![namespace; 1024]), Config::default());

@@ -521,7 +521,7 @@ mod tests {
         let given = Given { block_bytes: 512, bytes: 1 << 20, not_ready: Duration::ZERO };
         let behaviour = Behaviour::new(None, 0, &[], &given).virtio();
         let port = Port { memory: memory.clone(), irqs, watch };
-        let disk = Engine::new(port, Arc::new(MemoryMedia::new(1 << 20)), behaviour);
+        let disk = Engine::new(port, Arc::new(MemoryMedia::new(1 << 20).unwrap()), behaviour);
         for (at, bytes) in [
             (0x14, &[3][..]),
             (0x08, &[1, 0, 0, 0]),

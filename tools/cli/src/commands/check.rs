@@ -63,7 +63,13 @@ fn devices(args: &CheckArgs) -> Result<Vec<DeviceConfig>, Failure> {
     let mut devices = Vec::new();
     for (number, (device, is_nvme)) in (0u32..).zip(all) {
         let media: Arc<dyn Media> = match &device.target {
-            TargetSpec::SoftMemory(size, _) => Arc::new(MemoryMedia::new(size.0)),
+            TargetSpec::SoftMemory(size, _) => {
+                Arc::new(MemoryMedia::new(size.0).map_err(|error| Failure::CheckFile {
+                    attempt: "allocate the memory of",
+                    name: device.to_string(),
+                    error,
+                })?)
+            }
             TargetSpec::SoftImage(path, _) => {
                 // The program may write it.
                 let free = refuse_to_replace(path, device).map_err(io::Error::other);

@@ -108,7 +108,7 @@ fn serve_at(
     };
     let (data, control) =
         (build(8 << 20, MappingPolicy::PerUse), build(4 << 20, MappingPolicy::Whole));
-    let namespace = Namespace::new(Arc::new(MemoryMedia::new(BASE + SIZE)), 512).unwrap();
+    let namespace = Namespace::new(Arc::new(MemoryMedia::new(BASE + SIZE).unwrap()), 512).unwrap();
     let config = ModelConfig { vectors: 2, ..ModelConfig::new(vec![namespace]) };
     let model = ModelController::spawn(domain.port().unwrap(), config).unwrap();
     let config = Config { timeout: Duration::from_secs(60), ..Config::default() };

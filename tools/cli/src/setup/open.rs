@@ -244,7 +244,8 @@ impl Device {
                 (Arc::new(FileMedia::from_file(file, bytes)), options)
             }
             ControllerMedium::Memory { bytes, options, .. } => {
-                (Arc::new(MemoryMedia::new(bytes)), options)
+                let system = |error| OpenError::System { name: name.to_owned(), error };
+                (Arc::new(MemoryMedia::new(bytes).map_err(system)?), options)
             }
         };
         let model_error = |error| OpenError::Model { name: name.to_owned(), error };

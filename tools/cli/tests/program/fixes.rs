@@ -321,6 +321,8 @@ fn a_run_ends_with_an_error_at_any_limit_of_what_it_maps() {
     let lines = [
         format!("copy {file} {} --via soft:32M --force", folder.arg("copied")),
         "io soft:24M --size 24M --bs 256k --rw write".to_owned(),
+        // 16 MiB before anything is written.
+        "io soft:1T --size 1M --bs 64k --rw write".to_owned(),
         format!("io {file} --size 16M --numjobs 4"),
         "pools".to_owned(),
         "nvme soft:16M".to_owned(),
@@ -340,6 +342,22 @@ fn a_run_ends_with_an_error_at_any_limit_of_what_it_maps() {
     assert!(codes.contains(&Some(0)) && codes.len() > 1, "{codes:?}");
     let kept: Vec<_> = folder.names().into_iter().filter(|name| name.contains(".part")).collect();
     assert!(kept.is_empty(), "{kept:?}");
+}
+
+/// 32 bytes for each 2 MiB: 256 MiB.
+#[test]
+fn a_limit_that_refuses_the_table_of_a_medium_is_named_and_raised() {
+    let line = "check --nvme soft:16T -- true";
+    for (limit, name) in [("data", "RLIMIT_DATA"), ("as", "RLIMIT_AS")] {
+        let by = format!("--{limit}={}:{}", 200 << 20, 8u64 << 30);
+        let refused = run_in(&["prlimit", &by], "true", line);
+        let named = format!("{name} (`ulimit -");
+        let fix = refused.err.rsplit_once(": ulimit ").and_then(|(_, fix)| fix.lines().next());
+        let fix = fix.map(|fix| format!("ulimit {fix}"));
+        refused.failed(125, &["soft:16T: no memory for 268435456 bytes", &named]);
+        let fix = fix.unwrap();
+        run_in(&["prlimit", &by], &fix, line).ok();
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(super) fn run(report: &mut Report) -> Result<(), Box<dyn Error>> {
     report.section("here, on the model controller");
     let domain = Domain::soft()?;
     let arena = Arena::builder().size(160 << 20).build(&domain)?;
-    let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)), 512)?;
+    let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)?), 512)?;
     let port = domain.port().ok_or("not a software IOMMU")?;
     let config = ModelConfig { queues: QUEUES, ..ModelConfig::new(vec![namespace]) };
     let model = ModelController::spawn(port, config)?;

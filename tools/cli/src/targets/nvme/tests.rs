@@ -51,7 +51,7 @@ impl Setup {
             .mapping_policy(MappingPolicy::Whole)
             .build(&domain)
             .unwrap();
-        let media = Arc::new(MemoryMedia::new(1 << 20));
+        let media = Arc::new(MemoryMedia::new(1 << 20).unwrap());
         let namespace = pinfold_nvme_model::Namespace::new(media, 512).unwrap();
         let port = domain.port().unwrap();
         let model = ModelController::spawn(port, ModelConfig::new(vec![namespace])).unwrap();
