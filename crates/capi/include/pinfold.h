@@ -7,7 +7,7 @@
  * put, free and recycle are for blocks, memory and pages. Handles are opaque: a handle that is
  * stale, of another kind or destroyed twice gives -EBADF, and one that another thread is using
  * exclusively -EBUSY. A call waits for a `*_destroy` of another thread to be decided, and one that
- * is refused refuses no other call.
+ * is refused refuses no other call but another `*_destroy`.
  *
  * A call that "allocates" gives -ENOMEM if there is no memory for data whose size depends on the
  * caller's numbers; without memory for small data of fixed size (an object, a message: some kB), it
@@ -2384,8 +2384,9 @@ int pf_register(struct pf_domain_t *domain, void *va, size_t len, struct pf_reg_
  ring: the message says how many; or another thread is in a call with it); EBADF; EIO (the device
  could not be kept from it: the registration is gone, but keep the memory mapped until the
  process ends).
- Thread: any. Constant time where it is refused, but for late flushes that have completed. Calls
- of other threads with the registration are not refused for it. Since 0.2.
+ Thread: any. Constant time where it is refused, but for late flushes that have completed; it
+ waits for a pf_uring_register() of another thread with it. Calls of other threads with the
+ registration are not refused for it. Since 0.2.
  */
 int pf_reg_destroy(struct pf_reg_t *reg);
 
@@ -2420,7 +2421,7 @@ int pf_segments(struct pf_reg_t *reg,
  @lists: pages for PRP lists, each 4096 bytes and aligned for the controller, as pf_get() of a
  pool of such blocks gives them. They are in use until the command has completed. At most 64 are
  used: 127 MiB.
- @n_lists: how many.
+ @n_lists: how many. Nothing changes the array meanwhile, so it is in none of the pages.
  @prp: where PRP1 and PRP2 are stored.
 
  Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
@@ -2502,18 +2503,16 @@ int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index) P
 
  Owners count without locks or shared writes, so the counters are exact whenever no thread is in
  a call with the object, and may be of slightly different times else. The peak of an
- arena's frames is approximate: it is noted as frames come and go. A domain's are followed by those of its
- IOMMU and of its invalidation queue.
+ arena's frames is approximate: it is noted as frames come and go. A domain's are followed by
+ those of its IOMMU and of its invalidation queue.
 
  Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
  EBUSY (a thread is in a call with the page pool or queue, which belongs to one; its calls wait
- for this one, and are not refused for it).
+ for this one, and are not refused for it, except a `*_destroy`).
  Thread: any. Allocates. Since 0.2.
 
  */
-int pf_stats(const void *handle,
-             struct pf_counter *counters,
-             unsigned int max);
+int pf_stats(const void *handle, struct pf_counter *counters, unsigned int max);
 
 /*
  Reads the counters of an object as one JSON object, their values by their names.

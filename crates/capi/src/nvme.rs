@@ -35,7 +35,7 @@ pub(crate) type Driver = Controller<Arc<dyn Registers>, Arena>;
 /// The most bytes of one request; the driver splits a request above the controller's largest
 /// transfer into several commands.
 pub(crate) const MAX_TRANSFER: u64 = 64 << 20;
-/// The most bytes of a model in memory, whose table has 32 bytes for each 2 MiB.
+/// The most bytes of a model in memory, whose table has 40 bytes for each 2 MiB.
 const MOST_MEMORY: u64 = 1 << 44;
 /// The block size of a model, unless the options say another.
 const MODEL_BLOCK: u32 = 512;
@@ -247,8 +247,7 @@ unsafe impl Options for pf_nvme_info {
 /// Return: 0, or -errno: EINVAL (a model without a size, or of an unsupported block or size;
 /// unknown flags); ENODEV (`bdf` is not attached to the domain, or not there); EBUSY (a controller
 /// is open on it); ENOTSUP (a model in a device's domain; not an NVMe controller, or one that lacks
-/// what is needed); ENXIO (the arena is not in this domain); ENOMEM (of the arena, or the process:
-/// a model in memory has a table of 32 bytes for each 2 MiB); EIO or ETIMEDOUT (the
+/// what is needed); ENXIO (the arena is not in this domain); ENOMEM; EIO or ETIMEDOUT (the
 /// controller does not answer as it should); errors of the file; E2BIG; EBADF; EFAULT; ENFILE.
 /// Thread: any. It blocks until the controller answers. Allocates. Ends with pf_nvme_destroy().
 /// Since 0.2.
@@ -295,7 +294,7 @@ pub unsafe extern "C" fn pf_nvme_open(
 
 /// Returns the arena as memory of this domain, and what keeps it from being ended.
 pub(crate) fn rings(arena: *mut pf_arena_t, state: &Arc<State>) -> Result<(Arena, Hold), Failure> {
-    let arena = ARENAS.get_waiting(arena)?;
+    let arena = ARENAS.get(arena)?;
     let domains = arena.domains.lock().unwrap_or_else(PoisonError::into_inner);
     let memory = match domains.iter().position(|other| Arc::ptr_eq(other, state)) {
         Some(0) => Ok(arena.arena.clone()),

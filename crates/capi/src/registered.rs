@@ -140,8 +140,9 @@ fn registered_here(va: *mut c_void, len: usize) -> Failure {
 /// ring: the message says how many; or another thread is in a call with it); EBADF; EIO (the device
 /// could not be kept from it: the registration is gone, but keep the memory mapped until the
 /// process ends).
-/// Thread: any. Constant time where it is refused, but for late flushes that have completed. Calls
-/// of other threads with the registration are not refused for it. Since 0.2.
+/// Thread: any. Constant time where it is refused, but for late flushes that have completed; it
+/// waits for a pf_uring_register() of another thread with it. Calls of other threads with the
+/// registration are not refused for it. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_reg_destroy(reg: *mut pf_reg_t) -> c_int {
     call(|| {
@@ -259,7 +260,7 @@ pub unsafe extern "C" fn pf_segments(
 /// @lists: pages for PRP lists, each 4096 bytes and aligned for the controller, as pf_get() of a
 /// pool of such blocks gives them. They are in use until the command has completed. At most 64 are
 /// used: 127 MiB.
-/// @n_lists: how many.
+/// @n_lists: how many. Nothing changes the array meanwhile, so it is in none of the pages.
 /// @prp: where PRP1 and PRP2 are stored.
 ///
 /// Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list

@@ -53,12 +53,12 @@ pub struct pf_counter {
 ///
 /// Owners count without locks or shared writes, so the counters are exact whenever no thread is in
 /// a call with the object, and may be of slightly different times else. The peak of an
-/// arena's frames is approximate: it is noted as frames come and go. A domain's are followed by those of its
-/// IOMMU and of its invalidation queue.
+/// arena's frames is approximate: it is noted as frames come and go. A domain's are followed by
+/// those of its IOMMU and of its invalidation queue.
 ///
 /// Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
 /// EBUSY (a thread is in a call with the page pool or queue, which belongs to one; its calls wait
-/// for this one, and are not refused for it).
+/// for this one, and are not refused for it, except a `*_destroy`).
 /// Thread: any. Allocates. Since 0.2.
 ///
 /// # Safety

@@ -115,6 +115,7 @@ pub use pool::{Builder, Busy, DmaPool, DmaPoolStats};
 pub(crate) use source::span_memory;
 pub use source::{ChunkSource, Coherent};
 pub use unit::RawBlock;
+pub(crate) use unit::list;
 
 #[cfg(test)]
 #[cfg(not(loom))]

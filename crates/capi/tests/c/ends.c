@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static pf_domain_t *domain;
 static pf_arena_t *arena;
@@ -290,6 +291,8 @@ static void of_a_controller_and_a_queue(void) {
 }
 
 int main(void) {
+    /* A call that waits for ever. */
+    alarm(600);
     struct pf_arena_opts opts = {
         .struct_size = sizeof opts, .size = 16 << 20, .policy = PF_POLICY_WHOLE};
     OK(pf_domain_soft(&domain));

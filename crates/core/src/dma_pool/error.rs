@@ -246,8 +246,8 @@ pub enum AllocError {
         /// The size of the arena.
         arena: u64,
     },
-    /// The process has no memory for the states of the blocks, or for the tables that lead to them.
-    /// The chunk was released.
+    /// The process has no memory for the states of the blocks or pages, or for the tables that lead
+    /// to them. The chunk was released.
     #[error(
         "cannot allocate the states of a chunk of {bytes} bytes with blocks of {size} bytes: free memory of the process, or raise its limits"
     )]

@@ -241,16 +241,14 @@ impl Inner {
     }
 
     /// Calls `each` with every chunk, without a lock. Returns whether no chunk was removed meanwhile:
-    /// else chunks may have been left out. Allocates nothing.
+    /// else as many as were removed may have been left out. Allocates nothing.
     pub(super) fn each_chunk(&self, mut each: impl FnMut(&Chunk)) -> bool {
         const AT_ONCE: usize = 32;
-        let (mut next, mut removals) = (0, None);
+        let (mut next, mut removals, mut all) = (0, None, true);
         loop {
             let mut some = [const { None }; AT_ONCE];
             let depot = self.depot.lock();
-            if *removals.get_or_insert(depot.removals) != depot.removals {
-                return false;
-            }
+            all &= *removals.get_or_insert(depot.removals) == depot.removals;
             for (place, chunk) in some.iter_mut().zip(depot.chunks.iter().skip(next)) {
                 *place = Some(chunk.clone());
             }
@@ -258,7 +256,7 @@ impl Inner {
             some.iter().flatten().for_each(&mut each);
             next += AT_ONCE;
             if some.last().is_none_or(Option::is_none) {
-                return true;
+                return all;
             }
         }
     }

@@ -280,8 +280,18 @@ impl Depot {
         if surplus.try_reserve_exact(self.empty.len() - empty).is_ok() {
             surplus.extend(self.empty.drain(empty..));
         }
-        self.full.shrink_to(needed);
-        self.empty.shrink_to(needed);
+        // Not by `shrink_to`, which ends the process where it fails.
+        let (mut list, mut deque) = (Vec::new(), VecDeque::new());
+        let room = needed.max(self.empty.len());
+        if room < self.empty.capacity() && list.try_reserve_exact(room).is_ok() {
+            list.append(&mut self.empty);
+            self.empty = list;
+        }
+        let room = needed.max(self.full.len());
+        if room < self.full.capacity() && deque.try_reserve_exact(room).is_ok() {
+            deque.append(&mut self.full);
+            self.full = deque;
+        }
         surplus
     }
 

@@ -2,7 +2,7 @@
 
 use super::block::Block;
 use super::debug::{Damage, History};
-use super::directory::{Chunk, Span, Units};
+use super::directory::{Span, Units};
 use super::error::{AllocError, CreateError, FreeError, RangeError};
 use super::inner::{Front, Growth, Handle, Inner};
 use super::layout::Layout;
@@ -359,11 +359,17 @@ impl DmaPool {
     /// releases no chunk on any thread.
     pub fn for_each_block(&self, mut each: impl FnMut(RawBlock, DmaMemory<'_>)) {
         let visit = Visit::new(&self.0);
-        for slot in visit.chunks.iter().flat_map(Chunk::slots) {
-            // SAFETY: a block of the pool, whose chunks stay as long as the visit.
-            let (block, memory) = unsafe { self.0.place(slot) };
-            each(block, memory);
-        }
+        // Chunks are added at the end of the list.
+        let mut left = visit.chunks;
+        visit.pool.each_chunk(|chunk| {
+            let is_new = left == 0;
+            left -= usize::from(!is_new);
+            for slot in chunk.slots().filter(|_| !is_new) {
+                // SAFETY: a block of the pool, whose chunks stay as long as the visit.
+                let (block, memory) = unsafe { visit.pool.place(slot) };
+                each(block, memory);
+            }
+        });
     }
 
     /// Checks the free blocks in the depot and the front, in debug mode, and returns its first 64
@@ -392,14 +398,15 @@ impl DmaPool {
 /// Keeps the chunks that a pool has from being released.
 struct Visit<'p> {
     pool: &'p Inner,
-    chunks: Vec<Chunk>,
+    /// How many it has.
+    chunks: usize,
 }
 
 impl<'p> Visit<'p> {
     fn new(pool: &'p Inner) -> Self {
         let mut depot = pool.depot.lock();
         depot.visits += 1;
-        Self { pool, chunks: depot.chunks.clone() }
+        Self { pool, chunks: depot.chunks.len() }
     }
 }
 

@@ -145,8 +145,9 @@ impl Depot {
         }
         candidates.0.sort_unstable_by_key(|candidate| candidate.chunk.first());
         self.fresh.retain(|range| !candidates.is_removed(range.start));
+        let before = self.chunks.len();
         self.chunks.retain(|chunk| !candidates.is_removed(chunk.first()));
-        self.removals += 1;
+        self.removals += u64::from(self.chunks.len() < before);
         self.surplus()
     }
 }

@@ -73,7 +73,7 @@ impl Made {
 }
 
 /// Makes a list of exactly `count` values.
-pub(super) fn list<T>(
+pub(crate) fn list<T>(
     count: usize,
     value: impl FnMut(usize) -> T,
 ) -> Result<Vec<T>, TryReserveError> {

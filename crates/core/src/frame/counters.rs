@@ -440,7 +440,7 @@ pub enum Urgency {
     /// To the watermark *low*.
     #[default]
     Normal,
-    /// To [`Watermarks::min`]: for callers that free more than they allocate, such as a path that
+    /// To the watermark *min*: for callers that free more than they allocate, such as a path that
     /// writes memory out.
     Urgent,
 }

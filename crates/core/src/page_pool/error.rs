@@ -39,19 +39,18 @@ pub enum CreateError {
         /// The size of a page in bytes.
         page_bytes: usize,
     },
-    /// There is no memory for the ring, or for the table of its pages.
-    #[error(
-        "cannot allocate a ring of {ring} pages, and 8 bytes for each 2 MiB of the source's span of {len} bytes"
-    )]
-    NoMemory {
-        /// The pages of the ring.
-        ring: u32,
-        /// The length of the span.
-        len: usize,
-    },
     /// The source's span cannot be used.
     #[error(transparent)]
     Span(#[from] SpanError),
+    /// The process has no memory for the ring, or for the table of the span: 8 bytes for each page
+    /// of the ring, and for each 2 MiB of the span.
+    #[error(
+        "no memory for {bytes} bytes of a page pool's state: use a smaller ring or span, or raise the limits of the process"
+    )]
+    NoMemory {
+        /// The requested memory in bytes.
+        bytes: usize,
+    },
 }
 
 /// The pool has the maximum number of holder names.

@@ -108,10 +108,12 @@ impl Inner {
         // accessed.
         let memory = unsafe { span_memory(&source, MAX_SPAN) }?;
         let (config, page_bytes) = checked(config)?;
-        let len = memory.len();
-        let no_memory = |_| CreateError::NoMemory { ring: config.ring, len };
-        let directory = Directory::new((len as u64).div_ceil(Frame::BYTES)).map_err(no_memory)?;
-        let ring = Ring::new(config.ring).map_err(no_memory)?;
+        let regions = Directory::regions((memory.len() as u64).div_ceil(Frame::BYTES));
+        let directory = Directory::new(regions)
+            .map_err(|_| CreateError::NoMemory { bytes: Directory::bytes(regions) })?;
+        let ring = Ring::new(config.ring).map_err(|_| CreateError::NoMemory {
+            bytes: config.ring as usize * size_of::<Entry>(),
+        })?;
         Ok(Self {
             refs: AtomicU64::new(BIAS),
             memory,
@@ -282,33 +284,31 @@ impl Inner {
             unsafe { self.source.release(frame, order) };
             return Err(AllocError::Misplaced { frame, order });
         }
-        if self.reserve(order).is_err() {
+        if self.enter(frame, order).is_err() {
             // SAFETY: just acquired with this order, and not used.
             unsafe { self.source.release(frame, order) };
             return Err(AllocError::NoMemory { bytes, size: self.page_bytes as u64 });
         }
-        self.enter(frame, order);
         Ok((frame.index(), order.frames()))
     }
 
-    /// Makes room in the list of chunks for one of this order, and in the spill list for its pages.
-    fn reserve(&self, order: Order) -> Result<(), TryReserveError> {
-        let mut chunks = self.chunks.lock();
-        chunks.list.try_reserve(1)?;
-        let frames = |chunk: &Chunk| u64::from(chunk.order.frames());
-        let frames = chunks.list.iter().map(frames).sum::<u64>() + u64::from(order.frames());
-        drop(chunks);
-        let total = usize::try_from(frames >> self.config.order.get()).unwrap_or(usize::MAX);
-        let mut spill = self.spill.lock();
-        let more = total.saturating_sub(spill.entries.len());
-        spill.entries.try_reserve(more)
-    }
-
-    /// Records a chunk and its pages, for which there is [room](Self::reserve).
-    fn enter(&self, frame: Frame, order: Order) {
+    /// Records a chunk and its pages, and reserves room for them in the spill list. All or nothing.
+    fn enter(&self, frame: Frame, order: Order) -> Result<(), TryReserveError> {
         let per_page = self.config.order.frames();
         let pages = order.frames() / per_page;
-        self.directory.make_room(frame, order.frames());
+        self.directory.make_room(frame, order.frames())?;
+        // Only the consumer adds chunks, so the room is there below.
+        let total = {
+            let mut chunks = self.chunks.lock();
+            chunks.list.try_reserve(1)?;
+            let per_chunk = |chunk: &Chunk| (chunk.order.frames() / per_page) as usize;
+            chunks.list.iter().map(per_chunk).sum::<usize>() + pages as usize
+        };
+        {
+            let mut spill = self.spill.lock();
+            let more = total.saturating_sub(spill.entries.len());
+            spill.entries.try_reserve(more)?;
+        }
         for page in 0..pages {
             if let Some(record) = self.directory.record(frame.index() + page * per_page) {
                 record.set_free();
@@ -318,6 +318,7 @@ impl Inner {
         let at = chunks.list.partition_point(|chunk| chunk.frame < frame);
         let chunk = Chunk { frame, order, pages_out: pages + 1, on_empty: OnEmpty::Release };
         chunks.list.insert(at, chunk);
+        Ok(())
     }
 
     /// Returns the number of chunks and their size in bytes.

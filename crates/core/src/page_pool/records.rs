@@ -10,11 +10,11 @@
 //! therefore neither affect a later holder nor be counted twice, and the ring's is the only
 //! read-modify-write of the path.
 
+use crate::dma_pool::list;
 use crate::frame::Frame;
 use crate::sync::{AtomicPtr, AtomicU32, Ordering};
 use alloc::boxed::Box;
 use alloc::collections::TryReserveError;
-use alloc::vec::Vec;
 use core::ptr::{NonNull, null_mut};
 
 /// log2 of the number of frames in a region: 2 MiB, or a few frames under the model checker.
@@ -146,40 +146,56 @@ pub(super) struct OpenPage {
 /// The records of 2 MiB of the span.
 struct Region([PageRecord; REGION_FRAMES]);
 
+impl Region {
+    /// Allocates one, which has the layout of a `Box<Region>`.
+    fn leak() -> Result<*mut Self, TryReserveError> {
+        let one = list(1, |_| Self(core::array::from_fn(|_| PageRecord::new())))?;
+        Ok(Box::into_raw(one.into_boxed_slice()).cast())
+    }
+}
+
 /// Maps a frame's number to its record. The consumer adds regions; any thread looks them up.
 pub(super) struct Directory(Box<[AtomicPtr<Region>]>);
 
 impl Directory {
-    /// Creates the directory for frames below `frames`: 8 bytes for each 2 MiB.
-    pub(super) fn new(frames: u64) -> Result<Self, TryReserveError> {
-        let (count, mut regions) = (frames.div_ceil(REGION_FRAMES as u64), Vec::new());
-        regions.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX))?;
-        regions.extend((0..count).map(|_| AtomicPtr::new(null_mut())));
-        Ok(Self(regions.into()))
+    /// Creates the directory of this many [`regions`](Self::regions), unless there is no memory for
+    /// it.
+    pub(super) fn new(regions: usize) -> Result<Self, TryReserveError> {
+        Ok(Self(list(regions, |_| AtomicPtr::new(null_mut()))?.into()))
+    }
+
+    /// Returns how many regions have the frames below `frames`.
+    pub(super) fn regions(frames: u64) -> usize {
+        usize::try_from(frames.div_ceil(REGION_FRAMES as u64)).unwrap_or(usize::MAX)
+    }
+
+    /// Returns the size of a directory in bytes: 8 for each region.
+    pub(super) fn bytes(regions: usize) -> usize {
+        regions.saturating_mul(size_of::<AtomicPtr<Region>>())
     }
 
     /// Returns the record of a frame, if the pool has had a chunk in its region. Lock-free.
     #[inline(always)]
     pub(super) fn record(&self, frame: u32) -> Option<&PageRecord> {
         let region = self.0.get((frame >> REGION_SHIFT) as usize)?.load(Ordering::Acquire);
-        // SAFETY: null, or a pointer from `Box::into_raw` that only the directory's drop frees,
+        // SAFETY: null, or a pointer from `Region::leak` that only the directory's drop frees,
         // which the borrow of `self` excludes; accessed by shared references only. The acquire
         // pairs with the release in `make_room`.
         let region = unsafe { region.as_ref() }?;
         Some(&region.0[frame as usize & (REGION_FRAMES - 1)])
     }
 
-    /// Allocates the records of these frames. Only the consumer calls it, so no other thread makes
-    /// the same region.
-    pub(super) fn make_room(&self, first: Frame, frames: u32) {
+    /// Allocates the records of these frames; those that it has are kept where there is no memory
+    /// for the others. Only the consumer calls it, so no other thread makes the same region.
+    pub(super) fn make_room(&self, first: Frame, frames: u32) -> Result<(), TryReserveError> {
         let last = first.index() + (frames - 1);
         for at in (first.index() >> REGION_SHIFT)..=(last >> REGION_SHIFT) {
-            let Some(slot) = self.0.get(at as usize) else { return };
+            let Some(slot) = self.0.get(at as usize) else { break };
             if slot.load(Ordering::Relaxed).is_null() {
-                let region = Box::new(Region(core::array::from_fn(|_| PageRecord::new())));
-                slot.store(Box::into_raw(region), Ordering::Release);
+                slot.store(Region::leak()?, Ordering::Release);
             }
         }
+        Ok(())
     }
 }
 
@@ -187,8 +203,8 @@ impl Drop for Directory {
     fn drop(&mut self) {
         for slot in &self.0 {
             if let Some(region) = NonNull::new(slot.load(Ordering::Relaxed)) {
-                // SAFETY: from `Box::into_raw` in `make_room`, and `&mut self` excludes borrows of
-                // it.
+                // SAFETY: from `Region::leak` in `make_room`: a box of one region, whose layout is
+                // the region's. `&mut self` excludes borrows of it.
                 drop(unsafe { Box::from_raw(region.as_ptr()) });
             }
         }

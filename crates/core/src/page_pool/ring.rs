@@ -10,10 +10,10 @@
 //! A bit of the tail marks the ring as closed. It is set by a read-modify-write, so every claim is
 //! either made before that, and the closing thread collects its pages, or refused.
 
+use crate::dma_pool::list;
 use crate::sync::{AtomicU64, CachePadded, Ordering, relax};
 use alloc::boxed::Box;
 use alloc::collections::TryReserveError;
-use alloc::vec::Vec;
 
 /// The number of pages moved at a time: half a magazine of the consumer.
 pub(super) const BULK: usize = 64;
@@ -75,15 +75,12 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Creates a ring. `capacity` is a power of two.
+    /// Creates a ring, unless there is no memory for it. `capacity` is a power of two.
     pub(super) fn new(capacity: u32) -> Result<Self, TryReserveError> {
-        let mut slots = Vec::new();
-        slots.try_reserve_exact(capacity as usize)?;
-        slots.extend((0..capacity).map(|_| AtomicU64::new(0)));
         Ok(Self {
             tail: CachePadded(AtomicU64::new(0)),
             head: CachePadded(AtomicU64::new(0)),
-            slots: slots.into(),
+            slots: list(capacity as usize, |_| AtomicU64::new(0))?.into(),
         })
     }
 

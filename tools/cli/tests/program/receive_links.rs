@@ -5,13 +5,13 @@ use crate::common::{Folder, finish, finish_with, pinfold, skipped, start, wait_u
 use crate::receive::{
     interrupt, interrupted, receive, receiving, receiving_by, wait_until_received,
 };
-use crate::wire::{Wire, arrived, ask, run};
+use crate::wire::{LIMIT, Wire, arrived, ask, run};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The driver of veth takes no native program at this MTU.
 #[test]
@@ -20,9 +20,11 @@ fn a_refusal_of_the_native_mode_is_one_note_with_its_cause() {
     let child = receiving(&["--count", "5", "--json"]);
     let sender = wire.sender();
     // Every size that the MTU allows is received.
+    let end = Instant::now() + LIMIT;
     for len in [1usize, 1400, 3000, 3492, 3492] {
         // In the generic mode, the kernel may drop one, and counts that.
         loop {
+            assert!(Instant::now() < end, "each datagram of {len} bytes is dropped");
             let (before, drops) = (arrived(), wire.driver_drops());
             sender.send(&vec![7; len]).unwrap();
             wait_until("it arrives", || arrived() > before);
