@@ -14,7 +14,11 @@ static pf_arena_t *arena;
 static void window(void) {
     const uint64_t wrong[][2] = {{4096, 0},    {4097, 4096},        {4096, 4097},
                                  {8192, 4095}, {UINT64_MAX - 4095, 8192}};
-    struct pf_domain_opts of = {.struct_size = sizeof of, .ioas = 1, .iommufd = -1};
+    struct pf_domain_opts of = {.struct_size = sizeof of, .iova_len = 4096, .iommufd = -1};
+    REFUSED(EINVAL, "without `ioas`", pf_domain_create(&of, &domain));
+    of.iova = 4096, of.iova_len = 0;
+    REFUSED(EINVAL, "without `ioas`", pf_domain_create(&of, &domain));
+    of.ioas = 1;
     for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         of.iova = wrong[i][0], of.iova_len = wrong[i][1];
         REFUSED(EINVAL, "at least one page", pf_domain_create(&of, &domain));
@@ -67,7 +71,9 @@ static void alloc_and_free(void) {
     REFUSED(EINVAL, "not all allocated", pf_iova(domain, memory + 5000, 12288, &same));
     REFUSED(ENXIO, "no memory of this domain", pf_iova(domain, &same, 1, &same));
     REFUSED(EFAULT, "`iova` is NULL", pf_iova(domain, memory, 1, NULL));
-    REFUSED(EINVAL, "inside the allocation", pf_free(arena, memory + 4096));
+    char at[64];
+    snprintf(at, sizeof at, "inside the allocation at %p: pass that address", (void *)memory);
+    REFUSED(EINVAL, at, pf_free(arena, memory + 8192));
     REFUSED(EINVAL, "not where its allocation begins", pf_free(arena, memory + 1));
     REFUSED(EINVAL, "not in this arena", pf_free(arena, &iova));
     REFUSED(EBUSY, "12288 bytes of the arena are in use", pf_arena_destroy(arena));

@@ -120,6 +120,7 @@ static void described(void) {
         "pf_put_bulk",    "pf_frames_fill", "pf_frames_list",  "pf_frames_free",  "pf_map",
         "pf_map_many",    "pf_unmap",       "pf_revoke_many",  "pf_pages_fill",   "pf_pages_return",
         "pf_submit",      "pf_complete",    "pf_pages_recycle", "pf_queue_wait",
+        "pf_requests_begin", "pf_requests_completed", "pf_requests_refused", "pf_requests_stopped",
     };
     struct {
         void *text, *data, *function;
