@@ -362,9 +362,9 @@ impl DmaPool {
         // Chunks are added at the end of the list.
         let mut left = visit.chunks;
         visit.pool.each_chunk(|chunk| {
-            let is_new = left == 0;
-            left -= usize::from(!is_new);
-            for slot in chunk.slots().filter(|_| !is_new) {
+            let Some(fewer) = left.checked_sub(1) else { return };
+            left = fewer;
+            for slot in chunk.slots() {
                 // SAFETY: a block of the pool, whose chunks stay as long as the visit.
                 let (block, memory) = unsafe { visit.pool.place(slot) };
                 each(block, memory);

@@ -1,45 +1,24 @@
 //! Payloads of one's own, written from the page of [`Payload`], at a controller behind an IOMMU:
 //! parts of several mappings; and wrong ones, which end as an error and change nothing.
 
-use crate::common::{namespaces, pattern};
-use pinfold::{Arena, Buffer, Domain, MappingPolicy, Source};
+use crate::common::pattern;
+use crate::payloads::{Rig, rig_with};
+use pinfold::{Buffer, Domain};
 use pinfold_core::access::Bidirectional;
 use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::domain::{DomainId, Mapping};
-use pinfold_nvme::driver::{
-    CommandError, Config, Controller, Outcome, Payload, Queue, Reject, Rejected,
-};
+use pinfold_nvme::driver::{CommandError, Config, Outcome, Payload, Reject, Rejected};
 use pinfold_nvme::spec::Status;
-use pinfold_nvme_model::{ModelConfig, ModelController, ModelRegisters};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// Dropped in this order.
-struct Rig {
-    queue: Queue<ModelRegisters, Arena>,
-    _controller: Controller<ModelRegisters, Arena>,
-    _model: ModelController,
-    arena: Arena,
-    domain: Domain,
+/// Whose commands end with their first status.
+fn rig(use_sgls: bool) -> Rig {
+    rig_with(Config { use_sgls, retry_limit: Duration::ZERO, ..Config::default() })
 }
 
 impl Rig {
-    fn new(use_sgls: bool) -> Self {
-        let domain = Domain::soft().unwrap();
-        let arena = |size| {
-            let arena = Arena::builder().size(size).source(Source::Plain);
-            arena.mapping_policy(MappingPolicy::PerUse).build(&domain).unwrap()
-        };
-        let model =
-            ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(8 << 20)))
-                .unwrap();
-        let config = Config { use_sgls, retry_limit: Duration::ZERO, ..Config::default() };
-        let controller = Controller::start(model.registers(), arena(4 << 20), config).unwrap();
-        let (queue, arena) = (controller.create_queue(8).unwrap(), arena(4 << 20));
-        Self { queue, _controller: controller, _model: model, arena, domain }
-    }
-
     fn map(&self, bytes: &[u8]) -> Mapping<Buffer, Bidirectional> {
         let buffer = self.arena.alloc_zeroed(bytes.len()).unwrap();
         buffer.memory().copy_from_slice(0, bytes).unwrap();
@@ -97,7 +76,7 @@ unsafe impl Payload<Bidirectional> for Record {
 #[test]
 fn parts_of_several_mappings_are_one_transfer() {
     for use_sgls in [false, true] {
-        let mut rig = Rig::new(use_sgls);
+        let mut rig = rig(use_sgls);
         let data = pattern(5, 3 * 4096);
         let mappings = [rig.map(&data[..4096]), rig.map(&data[4096..])];
         // From within a page to its end, whole pages in another order, nothing, and the start of
@@ -161,7 +140,7 @@ fn one(segment: Segment) -> impl Fn(usize) -> Option<Segment> {
 
 #[test]
 fn segments_that_are_not_mapped_are_a_transfer_error() {
-    let (mut rig, other) = (Rig::new(true), Rig::new(true));
+    let (mut rig, other) = (rig(true), rig(true));
     let drops = Cell::new(0);
     let said = |rig: &Rig, segment| Said { domain: rig.domain.id(), segment, drops: &drops };
     let mapping = rig.map(&pattern(1, 4096));
@@ -190,7 +169,7 @@ fn segments_that_are_not_mapped_are_a_transfer_error() {
 #[test]
 fn segments_that_cannot_be_sent_come_back_with_the_reason() {
     for use_sgls in [false, true] {
-        let mut rig = Rig::new(use_sgls);
+        let mut rig = rig(use_sgls);
         let mapping = rig.map(&pattern(1, 4096));
         let (live, domain) = (mapping.segment(), rig.domain.id());
         let drops = Cell::new(0);
@@ -217,7 +196,7 @@ fn segments_that_cannot_be_sent_come_back_with_the_reason() {
 
 #[test]
 fn what_a_payload_says_first_holds_and_its_panic_sends_nothing() {
-    let mut rig = Rig::new(true);
+    let mut rig = rig(true);
     let mapping = rig.map(&pattern(1, 4096));
     let (live, domain) = (mapping.segment(), rig.domain.id());
     let (drops, asked) = (Cell::new(0), Cell::new(0));

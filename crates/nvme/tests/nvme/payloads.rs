@@ -198,21 +198,25 @@ proptest! {
     }
 }
 
-struct Rig {
-    queue: Queue<ModelRegisters, Arena>,
+/// Dropped in this order.
+pub(crate) struct Rig {
+    pub(crate) queue: Queue<ModelRegisters, Arena>,
     controller: Controller<ModelRegisters, Arena>,
     model: ModelController,
-    arena: Arena,
-    domain: Domain,
+    pub(crate) arena: Arena,
+    pub(crate) domain: Domain,
 }
 
 fn rig(use_sgls: bool) -> Rig {
+    rig_with(Config { use_sgls, ..Config::default() })
+}
+
+pub(crate) fn rig_with(config: Config) -> Rig {
     let domain = Domain::soft().unwrap();
     let arena = Arena::builder().size(4 << 20).source(Source::Plain).build(&domain).unwrap();
     let model =
         ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(8 << 20)))
             .unwrap();
-    let config = Config { use_sgls, ..Config::default() };
     let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
     let queue = controller.create_queue(8).unwrap();
     Rig { queue, controller, model, arena, domain }
