@@ -329,6 +329,10 @@ static void underneath(void)
 	memset((void *)bar, 0, 0x8000);
 	/* The controller looks at each of 5,000 wrong doorbells, the last of which is at 5ffch. */
 	for (int i = 0; reg(0x5ffc) != ~0u; i++) { CHECK(i < 1000000); usleep(10); }
+	/* That may have been before it saw CC.EN 0. It writes CSTS again, which is 0 only after that: 0 from
+	   the memset would say nothing, and an enable before it would be no change of CC.EN. */
+	set(0x1c, ~0u);
+	for (int i = 0; reg(0x1c) != 0; i++) { CHECK(i < 1000000); usleep(10); }
 	int full = eventfd(0, 0);
 	uint64_t most = ~0ull - 1;
 	CHECK(write(full, &most, 8) == 8);
